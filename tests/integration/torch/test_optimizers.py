@@ -67,6 +67,31 @@ def two_passes(args: dict[str, Any]) -> None:
     torch.save(digest(net, optimizer), Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
+def sparse(args: dict[str, Any]) -> None:
+    """A table of words whose gradient is sparse."""
+    seed(1234)
+    job = taskd.init()
+    net = nn.EmbeddingBag(20, CLASSES, sparse=True)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SparseAdam([*model.parameters()], lr=1e-2)
+    job.protect(model=model, optimizer=optimizer)
+    for step in job.steps(STEPS):
+        with step:
+            optimizer.zero_grad()
+            words = torch.randint(20, (4, 3))
+            output = model(words)
+            output.register_hook(lambda g, step=step: _kill(args, step, "in backward"))
+            torch.autograd.backward(nn.functional.cross_entropy(output, words[:, 0] % CLASSES))
+            optimizer.step()
+    torch.save(digest(net, optimizer), Path(args["folder"]) / f"end-{args['rank']}.pt")
+
+
+def test_sparse_gradients_are_replayed(tmp_path: Path) -> None:
+    calm = ends(run(tmp_path / "calm", sparse, size=2))
+    kills = [(1, 0, 3, "in backward")]
+    assert_same(calm, run(tmp_path / "run", sparse, size=2, kills=kills))
+
+
 def _kill(args: dict[str, Any], step: int, moment: str) -> None:
     inject_fault(args, step, moment)
 

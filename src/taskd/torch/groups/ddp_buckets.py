@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.torch import compat
@@ -31,8 +32,15 @@ def rebuild_early(model: DistributedDataParallel, groups: Groups) -> None:
         # in most backward passes.
         with torch.enable_grad():
             roots = [p.view_as(p) for p in parameters]
+        zeros = _zeros(parameters)
+        for place in _sparse(model, parameters):
+            # DDP expects a sparse gradient of these.
+            with torch.enable_grad():
+                first = torch.zeros(1, dtype=torch.long, device=parameters[place].device)
+                roots[place] = nn.functional.embedding(first, parameters[place], sparse=True)
+            zeros[place] = torch.zeros_like(roots[place])
         with ddp_hook_state.untouched(model):
-            torch.autograd.backward(roots, _zeros(parameters))
+            torch.autograd.backward(roots, zeros)
         compat.rebuild_buckets(model.reducer)
     finally:
         groups.mode = before
@@ -44,6 +52,15 @@ def resize(model: DistributedDataParallel, groups: Groups) -> None:
     """The number of ranks has changed: DDP's reducer keeps the number that it divides by."""
     compat.rebuild_reducer(model)
     rebuild_early(model, groups)
+
+
+def _sparse(model: DistributedDataParallel, parameters: list[nn.Parameter]) -> list[int]:
+    """The places of parameters with sparse gradients."""
+    tables = (
+        one for one in model.module.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)
+    )
+    sparse = {id(one.weight) for one in tables if one.sparse}
+    return [place for place, one in enumerate(parameters) if id(one) in sparse]
 
 
 def _zeros(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
