@@ -82,7 +82,7 @@ def sparse(args: dict[str, Any]) -> None:
             output = model(words)
             output.register_hook(lambda g, step=step: _kill(args, step, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, words[:, 0] % CLASSES))
-            optimizer.step()
+            optimizer.step()  # type: ignore[no-untyped-call]
     torch.save(digest(net, optimizer), Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
