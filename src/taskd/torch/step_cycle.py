@@ -293,6 +293,7 @@ class StepCycle:
             self.context.held_step = None
         if self._is_recorded:
             self.context.protected.record_before()
+        self.context.values.take_back(self.context.step)
         if self.context.values_at_update.kept_at(self.context.step) is not None:
             self.context.values_at_update.forget_predecessor()
         self._restore()

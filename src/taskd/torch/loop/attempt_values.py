@@ -65,6 +65,7 @@ class AttemptValues:
         self._rank, self._named = rank, set[str]()
         self._last: tuple[int, Values] | None = None if path is None else _read_own(path, rank)
         self._map = None if path is None else _open(path)
+        self._before: tuple[int, Values] | None = None
 
     def save(self, step: int, values: Values) -> None:
         """An attempt at this step is complete on this rank."""
@@ -73,6 +74,16 @@ class AttemptValues:
         objects = {OBJECTS: values[OBJECTS]} if OBJECTS in values else {}
         variables = ((name, _small(value)) for name, value in values.items() if name != OBJECTS)
         kept = {name: small for name, small in variables if small != _SKIP} | objects
+        self._before = self._last
+        self._write(step, kept)
+
+    def take_back(self, step: int) -> None:
+        """The attempt at this step was abandoned after its end: a peer may need what was before."""
+        if self._last is not None and self._last[0] == step and self._before is not None:
+            self._write(*self._before)
+
+    def _write(self, step: int, kept: Values) -> None:
+        assert self._map is not None
         self._last = step, kept
         place = _place(self._rank, step)
         data = seal(kept, place)

@@ -83,6 +83,18 @@ def test_without_a_peer_that_has_completed_the_step_nothing_is_known(tmp_path: P
     assert str(kept.restore(STEP, ["best"])) == "{'loss': nan}"
 
 
+def test_abandoned_attempt_of_a_peer_does_not_hide_the_one_before(tmp_path: Path) -> None:
+    AttemptValues(tmp_path, 1, f"turn{STEP % 2}-values").save(STEP, {"best": 2})
+    peer = AttemptValues(tmp_path, 1)
+    peer.save(STEP, {"best": 3})
+    peer.save(STEP + 1, {"best": 4})
+    peer.take_back(STEP + 1)
+    peer.take_back(STEP + 1)
+    found = peer_values.complete(tmp_path, STEP, {"best": 2}, None, ["best"], [1])
+    assert found is not None
+    assert found.values["best"] == 3
+
+
 def test_values_of_a_peer_are_used_and_named(tmp_path: Path, caplog: Any) -> None:
     AttemptValues(tmp_path, 0).save(STEP - 1, {"loss": 0.5, "best": 2})
     found = Completed(1, {"best": 3}, taken=["best"])
