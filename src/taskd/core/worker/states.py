@@ -25,8 +25,9 @@ from taskd.model.worker import Command, Identity, LocalRepairDone, ThreadParked
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig:
-    answer_timeout_s: float = 120.0
-    """How long a rank that reported a fault of its own waits for the order to park."""
+    answer_timeout_s: float = 900.0
+    """How long a rank that reported a fault of its own waits for the order to park: as long as the
+    manager waits for clusterd, and longer than nodes wait for etcd or for a manager."""
 
     nudge_s: float = 1.0
     """How often the groups are aborted again while the training thread has not parked."""

@@ -7,6 +7,8 @@ from math import inf
 
 import pytest
 
+from taskd.core.agent.states import WorkersConfig
+from taskd.core.manager.states import JobConfig
 from taskd.core.worker import states
 from taskd.core.worker.machine import step
 from taskd.core.worker.states import Outcome, State, WorkerConfig
@@ -225,3 +227,8 @@ def test_leave_ends_the_process_from_every_state() -> None:
 def test_timeouts_must_be_positive(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         WorkerConfig(**{name: 0.0})
+
+
+def test_rank_that_failed_waits_as_long_as_others_wait_for_clusterd_and_etcd() -> None:
+    assert WorkerConfig().answer_timeout_s >= JobConfig().lost_contact_s
+    assert WorkerConfig().answer_timeout_s > WorkersConfig().order_timeout_s
