@@ -42,9 +42,9 @@ def job() -> Job:
         if dist.is_initialized() and config.load(WorkerSettings).proxy:
             raise SettingsError(
                 [
-                    "torch.distributed was initialised before the adapter could join the job: import "
-                    "the adapter first, before TrainingArguments or an Accelerator is created, and "
-                    "leave out taskd.torch.init"
+                    "torch.distributed was initialised before the adapter could join the job: "
+                    "import the adapter first, before TrainingArguments or an Accelerator is "
+                    "created, and leave out taskd.torch.init"
                 ]
             )
         _job = _initialised()
