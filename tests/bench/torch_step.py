@@ -35,6 +35,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
+from tests.bench.plain_group import new_plain_group
 from tests.bench.rows import Row
 from tests.integration.torch.world import Script, World, join_plain_group
 
@@ -179,11 +180,11 @@ def _worker(model: nn.Module, optimizer: torch.optim.Optimizer) -> Work:
 
 def pairs(args: dict[str, Any]) -> None:
     job = taskd.init()
-    neutral = dist.new_group(backend="gloo")
+    neutral = new_plain_group()
     model = _build(args["norm"], args["width"])
     optimizer = _optimizer(model)
     kinds = {
-        "plain": _worker(DDP(model, process_group=dist.new_group(backend="gloo")), optimizer),
+        "plain": _worker(DDP(model, process_group=new_plain_group()), optimizer),
         "ours": _protected(job, DDP(model), optimizer),
     }
     turns: dict[str, Turns] = {kind: [] for kind in kinds}

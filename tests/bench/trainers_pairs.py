@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupMember
 from torch.utils.data import DataLoader
 
+from tests.bench.plain_group import new_plain_group
 from tests.bench.trainers_model import BATCH, LEARNING_RATE, Texts, new_model
 
 FRAMEWORK, PAIRS = os.environ["FRAMEWORK"], int(os.environ["PAIRS"])
@@ -43,8 +44,8 @@ class Turns:
         self.times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
         self._may_run = {kind: threading.Event() for kind in KINDS}
         self._order = cycle(("ours", "plain", "plain", "ours"))
-        self._worlds = {"ours": GroupMember.WORLD, "plain": dist.new_group(backend="gloo")}
-        self._neutral = dist.new_group(backend="gloo")
+        self._worlds = {"ours": GroupMember.WORLD, "plain": new_plain_group()}
+        self._neutral = new_plain_group()
         self._begun = (0.0, 0.0)
 
     def begin(self, kind: str) -> None:
