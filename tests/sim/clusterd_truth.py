@@ -54,7 +54,7 @@ class Truth:
         uid = f"pod-{node}-{self.generation}"
         ranks = self.homes[node]
         devices = tuple(str(i) for i in range(len(ranks)))
-        pod = Pod(node, uid, uid, f"host-{self.generation}", ranks, devices, True, backup)
+        pod = Pod(node, uid, uid, f"host-{self.generation}", ranks, devices, backup=backup)
         if backup:
             self.backups[node] = pod
         else:
