@@ -51,13 +51,13 @@ class Summary:
         self._began = clock()
         self._faults: list[_Fault] = []
         self._late: list[m.WorkerExited] = []
-        """Processes that failed after their script had ended."""
+        """Processes that failed by themselves after their script had ended."""
 
     def observe(self, event: Event, before: State, state: State) -> None:
         now = self._clock() - self._began
         match event:
             case m.WorkerExited() if event.finished:
-                if event.exit_code != 0:
+                if event.exit_code != 0 and isinstance(before, Training):
                     self._late.append(event)
             case m.WorkerExited() if isinstance(before, Training):
                 if event.rank not in before.pending:

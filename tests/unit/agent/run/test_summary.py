@@ -11,7 +11,18 @@ import pytest
 from taskd.agent.run import plan
 from taskd.agent.run.arguments import add_arguments
 from taskd.agent.run.plan import Plan
-from taskd.agent.run.summary import JOURNAL, SUMMARY, Incident, count, hint, read_incidents
+from taskd.agent.run.summary import (
+    JOURNAL,
+    SUMMARY,
+    Incident,
+    Summary,
+    count,
+    hint,
+    read_incidents,
+)
+from taskd.core.agent.states import Done, Node, Stopping, Training
+from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.messages import WorkerExited
 
 
 def summary_lines(folder: Path, *incidents: dict[str, object]) -> list[str]:
@@ -77,6 +88,18 @@ def test_cause_says_how_the_rank_ended(
     fault: dict[str, object] = {"faults": [{"rank": 2, "kind": kind, "evidence": evidence}]}
     line = summary_lines(tmp_path, fault)[1]
     assert line == f"  incident 1: rank 2 ({shown}) -> retry: recovered in 3 ms (stopped 3)"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_process_that_was_ended_after_its_script_is_not_shown_as_failed(ordered: bool) -> None:
+    node = Node(NodeRank(0), (Rank(0),), remaining=0)
+    exited = WorkerExited(Rank(0), Incarnation(0), 1, None, 15, "", script_ended=True)
+    done = Done(node, 0, "")
+    summary = Summary(lambda: 0.0)
+    before = Stopping(node, {}, 0, "", 0.0) if ordered else Training(node, {}, {}, together=False)
+    summary.observe(exited, before, done)
+    shown = any("counts as finished" in line for line in summary.lines(done, "", []))
+    assert shown is not ordered
 
 
 def test_restart_of_all_ranks_says_why(tmp_path: Path) -> None:
