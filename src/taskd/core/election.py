@@ -134,7 +134,7 @@ class Term:
     node: int
     manager: str
     """host:port where the nodes reach it."""
-    door: str
+    liveness_port: str
     """host:port of its liveness port; empty: it has none."""
     run: str = ""
     """The same in all terms of one run of the job. A first node that has lost its files begins

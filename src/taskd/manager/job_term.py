@@ -51,7 +51,7 @@ class JobTerm:
     journal: RecordJournal
     incidents: KeptIncidents
     """Where the next leader finds them."""
-    doors: dict[int, str]
+    ports: dict[int, str]
     """The nodes that have registered, and the liveness ports of their agents."""
     earlier: list[Any] = field(default_factory=list)
     """The incidents of former leaders."""
@@ -65,16 +65,16 @@ class JobTerm:
 
     async def find_lost_nodes(self, emit: Callable[[Event], None]) -> None:
         """Which nodes are gone, with their ranks? The others say hello by themselves."""
-        emit(NodesRegistered(frozenset(map(NodeRank, self.doors)), self.epoch))
-        await asyncio.gather(*(self._probe(node, door, emit) for node, door in self.doors.items()))
+        emit(NodesRegistered(frozenset(map(NodeRank, self.ports)), self.epoch))
+        await asyncio.gather(*(self._probe(node, port, emit) for node, port in self.ports.items()))
         await asyncio.Event().wait()
 
-    async def _probe(self, node: int, door: str, emit: Callable[[Event], None]) -> None:
-        answer = await liveness_port.is_open(door, ANSWER_S) if door else True
+    async def _probe(self, node: int, port: str, emit: Callable[[Event], None]) -> None:
+        answer = await liveness_port.is_open(port, ANSWER_S) if port else True
         if answer is False:
-            emit(NodeGone(NodeRank(node), f"its agent has ended: its port {door} is closed"))
+            emit(NodeGone(NodeRank(node), f"its agent has ended: its port {port} is closed"))
         elif answer is None:
-            why = f"its machine does not answer at {door}, and it has not joined the new manager"
+            why = f"its machine does not answer at {port}, and it has not joined the new manager"
             emit(NodeSilent(NodeRank(node), why))
 
     async def end_job(self, incidents: list[Any]) -> None:
@@ -94,10 +94,10 @@ async def lead(config: ManagerConfig, stack: AsyncExitStack) -> JobTerm:
     await check_version(client)
     prefix = job_prefix(config.job_id, config.token)
     terms = JobTerms(client, prefix)
-    door = await LivenessPort.open(config.advertise, MAX_CANDIDATES)
-    if door is not None:
-        stack.callback(door.close)
-    me = Term(config.newest_epoch, config.node, config.advertise, door.address if door else "")
+    port = await LivenessPort.open(config.advertise, MAX_CANDIDATES)
+    if port is not None:
+        stack.callback(port.close)
+    me = Term(config.newest_epoch, config.node, config.advertise, port.address if port else "")
     lease = JobLease(client, terms, me)
     leadership = Leadership(lease, PERIOD_S)
     stack.push_async_callback(leadership.close)
@@ -106,7 +106,7 @@ async def lead(config: ManagerConfig, stack: AsyncExitStack) -> JobTerm:
     journal = RecordJournal(store, lease, epoch, leadership.lost.set, JournalConfig())
     stack.push_async_callback(journal.aclose)
     await journal.claim()
-    doors = await terms.doors()
+    ports = await terms.liveness_ports()
     rounds = await _past_rounds(journal, config.job_id)
     incidents = KeptIncidents(lease.save_summary)
     stack.push_async_callback(incidents.close)
@@ -116,7 +116,7 @@ async def lead(config: ManagerConfig, stack: AsyncExitStack) -> JobTerm:
         leadership=leadership,
         journal=journal,
         incidents=incidents,
-        doors=doors,
+        ports=ports,
         earlier=with_rounds(await terms.incidents(), rounds),
     )
 

@@ -144,9 +144,9 @@ class NodeProbes:
         self._tasks: dict[NodeRank, asyncio.Task[None]] = {}
 
     def agent_joined(self, hello: AgentHello) -> None:
-        if hello.door and self._ports.get(hello.node) != hello.door:
+        if hello.liveness_port and self._ports.get(hello.node) != hello.liveness_port:
             self._ports.pop(hello.node, None)
-            self._start(hello.node, self._check_port(hello.node, hello.door))
+            self._start(hello.node, self._check_port(hello.node, hello.liveness_port))
 
     def node_connected(self, node: NodeRank) -> None:
         self._disconnected.discard(node)

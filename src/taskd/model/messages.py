@@ -374,7 +374,7 @@ class AgentHello:
     """How many times the whole job has been restarted, as far as this agent knows."""
     remaining: int = -1
     """The restart budget of the manager's last message; -1: none was received."""
-    door: str = ""
+    liveness_port: str = ""
     """host:port of the agent's liveness port; empty: it has none."""
     warm: bool = True
     """Whether new ranks can run on this node at once."""

@@ -39,7 +39,7 @@ def start_agent() -> tuple[subprocess.Popen[str], str]:
 
 
 def hello(address: str) -> AgentHello:
-    return AgentHello(NODE, "host", (), "", door=address)
+    return AgentHello(NODE, "host", (), "", liveness_port=address)
 
 
 def test_node_is_gone_when_its_agent_is_killed_and_not_before() -> None:

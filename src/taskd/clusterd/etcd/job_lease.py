@@ -132,15 +132,15 @@ class JobLease:
         return False
 
     def _watch_for_death(self, term: Term) -> None:
-        if term.door and term.epoch not in self._deaths:
+        if term.liveness_port and term.epoch not in self._deaths:
             lease = self._terms.lease
             self._deaths[term.epoch] = asyncio.create_task(self._revoke_on_death(term, lease))
 
     async def _revoke_on_death(self, term: Term, lease: int) -> None:
         """A port that never answered here proves nothing when it refuses later."""
-        if not await liveness_port.is_reachable(term.door, ANSWER_S):
+        if not await liveness_port.is_reachable(term.liveness_port, ANSWER_S):
             return
-        if not await liveness_port.wait_for_exit(term.door, ANSWER_S):
+        if not await liveness_port.wait_for_exit(term.liveness_port, ANSWER_S):
             return  # silent: its lease ends by itself
         log.warning("the manager on node %d has ended: its lease is revoked", term.node)
         with suppress(LeaseNotFound, *FAILED):
@@ -159,7 +159,11 @@ class JobLease:
     async def end_job(self) -> None:
         """The job is over: no candidate takes over, and the next job of this name starts fresh."""
         terms = self._terms
-        stale = [terms.summary_key, terms.run_key, *map(terms.node_key, await terms.doors())]
+        stale = [
+            terms.summary_key,
+            terms.run_key,
+            *map(terms.node_key, await terms.liveness_ports()),
+        ]
         await self._change(put(terms.ended_key, str(self._me.epoch).encode()))
         for key in stale:
             await self._change(delete(key))

@@ -126,21 +126,21 @@ class JobTerms:
         """Raises JobElsewhere if a job of so many nodes must be joined there, StoreUnreachable."""
         found = await self.elsewhere()
         # A job that has all its nodes here is another run, and goes on.
-        if found and len(await self.doors()) < nodes:
+        if found and len(await self.liveness_ports()) < nodes:
             raise JobElsewhere(found)
 
     async def say_elsewhere(self, addresses: tuple[str, ...]) -> None:
         """Raises StoreUnreachable."""
         await self._put(self.elsewhere_key, json.dumps(addresses).encode())
 
-    async def register(self, node: int, door: str) -> None:
+    async def register(self, node: int, port: str) -> None:
         """Say where the agent of this node can be probed. Raises StoreUnreachable."""
-        await self._put(self.node_key(node), door.encode())
+        await self._put(self.node_key(node), port.encode())
 
     def node_key(self, node: int) -> str:
         return f"{self._prefix}/nodes/{node}"
 
-    async def doors(self) -> dict[int, str]:
+    async def liveness_ports(self) -> dict[int, str]:
         """The nodes that have registered, and their liveness ports."""
         start = f"{self._prefix}/nodes/"
         try:
@@ -148,7 +148,7 @@ class JobTerms:
         except FAILED as error:
             raise StoreUnreachable(f"cannot read the nodes of the job: {error}") from error
         names = {one.key.removeprefix(start): one.value.decode() for one in found}
-        return {int(name): door for name, door in names.items() if name.isdecimal()}
+        return {int(name): port for name, port in names.items() if name.isdecimal()}
 
     async def _put(self, key: str, value: bytes) -> None:
         try:
@@ -165,7 +165,7 @@ def _term(found: Found | None) -> Term | None:
     if found is None:
         return None
     body = loads(found.value)
-    names = {name: str(body[name]) for name in ("manager", "door", "run")}
+    names = {name: str(body[name]) for name in ("manager", "liveness_port", "run")}
     return Term(int(body["epoch"]), int(body["node"]), **names)
 
 
