@@ -200,12 +200,20 @@ def dismiss_nodes(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tupl
     """Nodes leave if the cluster will bring them back; otherwise their agents are still needed."""
     if not (config.rescheduling or job.ascend):
         return job, ()
-    leaving = [node for node in order.nodes if node in job.view.nodes]
+    named = [node for node in order.nodes if node in job.view.nodes]
+    leaving = [node for node in named if not _has_come_back(job, node)]
     view = job.view
     for node in leaving:
         view = node_lost(view, node, FaultCause.LOST, "clusterd ordered its node to leave").view
     messages = tuple(SendMessage(agent(node), ExitAgent()) for node in leaving)
     return replace(job, view=view), messages
+
+
+def _has_come_back(job: Job, node: NodeRank) -> bool:
+    """The node was lost in this incident; the one that has joined since then is its successor."""
+    causes = {job.faults[view.rank].cause for view in job.view.on(node) if view.rank in job.faults}
+    lost = {FaultCause.LOST, FaultCause.SILENT}
+    return job.view.nodes[node].present and bool(causes) and causes <= lost
 
 
 def repair_message(state: Repairing, config: JobConfig) -> Repair:

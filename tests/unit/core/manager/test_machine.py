@@ -812,6 +812,20 @@ def test_recover_waits_for_a_lost_node() -> None:
     assert [w.rank for w in play.state.plan.replaced] == [2, 3]
 
 
+@pytest.mark.parametrize("how", ["lost", "died"])
+def test_only_the_node_that_was_lost_has_to_leave_and_not_its_successor(how: str) -> None:
+    play = Play(replace(CONFIG, rescheduling=True)).training()
+    if how == "lost":
+        play.step(NodeSilent(NodeRank(1), "gone")).orders(STOP)
+        play.agent_joins(1).parks(0, 1)
+    else:
+        play.dies(3).orders(STOP).parks(0, 1, 2)
+    play.orders(signal("globalFault", "fault_nodes_exit", sequence=2, nodes=(NodeRank(1),)))
+    assert bool(play.sent(m.ExitAgent)) == (how == "died")
+    play.orders(change("recover", uuid="u1b"))
+    assert isinstance(play.state, Repairing if how == "lost" else Awaiting)
+
+
 def test_shrinking_reports_the_isolated_ranks_and_continues_at_once() -> None:
     play = Play().training().step(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade", extra='{"scale-in-strategy": "DP"}'))
