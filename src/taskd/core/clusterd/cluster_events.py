@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from taskd.core.clusterd import decision, hot_switch
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
+from taskd.core.clusterd.job_facts import Job, Succession
 from taskd.core.clusterd.new_faults import faults_seen
 from taskd.core.clusterd.round import repair_progress, round_end, round_start
 from taskd.core.clusterd.round.operation_round import resume, stress_over
@@ -54,6 +55,7 @@ from taskd.model.clusterd import (
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault
+from taskd.model.ids import NodeRank
 
 
 def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig) -> Outcome:
@@ -62,6 +64,7 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
     held = {pod.node_rank: pod.ranks for pod in pods if pod.ranks and not pod.backup}
     places = {**state.job.places, **held}
     job = replace(state.job, pods=pods, promoted=promoted, phase=event.phase, places=places)
+    job = replace(job, successions=_successions(job, now))
     state = replace(state, job=job)
     if isinstance(state, Idle | Ended):
         return Outcome(state)
@@ -86,11 +89,23 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
             return Outcome(state)
 
 
+def _successions(job: Job, now: float) -> dict[NodeRank, Succession]:
+    found = dict(job.successions)
+    for pod in job.members:
+        last = found.get(pod.node_rank)
+        if last is None:
+            found[pod.node_rank] = Succession(pod.uid)
+        elif last.uid != pod.uid:
+            found[pod.node_rank] = Succession(pod.uid, last.uid, now)
+    return found
+
+
 def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting) -> bool:
     """All pods are new, although the round did not ask for all of them to be replaced."""
     origin, job = dict(state.round.origin), state.job
     here = {pod.node_rank: pod.uid for pod in job.members if pod.running and pod.ranks}
-    new = {node for node, uid in origin.items() if here.get(node, uid) != uid}
+    known = state.round.doubted  # they were there when the round began
+    new = {node for node, uid in origin.items() if here.get(node, uid) not in {uid, *known}}
     staying = set(origin) - state.round.leaving
     return bool(staying) and len(new) == len(origin)
 

@@ -56,6 +56,9 @@ class RecoveryConfig:
 
     again_after_s: float = 30.0
     """When to handle a fault that outlasts its round, or to set a label that failed, again."""
+    late_report_s: float = 10.0
+    """How much later than the cluster a job may report the loss of a pod: until then, its first
+    report is not held against the pod that has replaced it."""
     hot_switch_again_after_s: float = 600.0
     """How long to wait after a failed hot switch before the next one."""
     hot_switch_refused_s: float = 86400.0

@@ -35,6 +35,16 @@ class Labelling:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """The pod (uid) that was last seen at a node, and the one before it."""
+
+    uid: str
+    before: str = ""
+    since: float = 0.0
+    """When it was first seen there."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     id: JobId
@@ -48,6 +58,7 @@ class Job:
     pods: tuple[Pod, ...] = ()
     places: Mapping[NodeRank, tuple[Rank, ...]] = field(default_factory=dict)
     """Which ranks belong to which node. Kept, because a pod that has gone shows no ranks."""
+    successions: Mapping[NodeRank, Succession] = field(default_factory=dict)
     phase: str = ""
     """Phase of the PodGroup, as last seen."""
     platform: PlatformSeen = field(default_factory=PlatformSeen)

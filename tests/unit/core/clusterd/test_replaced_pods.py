@@ -65,6 +65,31 @@ def test_report_about_a_pod_that_came_after_the_fault_does_not_cost_it() -> None
     assert decided(machine) == []
 
 
+def test_late_report_after_the_end_of_the_incident_does_not_cost_the_replacement() -> None:
+    """The old pod had trained until then: the next leader of clusterd deletes it once more."""
+    machine = deleting()
+    machine.fault(2, 3)
+    assert decided(machine) == ["pod1"]
+    machine.reports(0, "recover")
+    at(machine, Idle)
+    machine.replace_pods(1)
+    machine.fault(2, 3)
+    assert not machine.said(LabelPod)
+    machine.see_pods()
+    assert decided(machine) == []
+    machine.reports(0, "recover")
+    at(machine, Idle)
+
+
+def test_job_whose_only_pod_was_replaced_is_not_restarted_because_of_a_late_report() -> None:
+    machine = Machine("recover,dump", pods=(2,))
+    machine.replace_pods(0)
+    machine.fault(0)
+    incident = machine.state.job.incident
+    machine.see_pods()
+    assert machine.state.job.incident == incident
+
+
 def test_replacement_that_fails_again_is_replaced() -> None:
     machine = deleting()
     machine.fault(2, 3)
@@ -102,11 +127,12 @@ def test_fault_of_a_device_that_was_left_does_not_start_another_round() -> None:
     at(machine, Idle)
 
 
-def test_replacement_that_has_trained_is_a_pod_like_any_other() -> None:
+def test_replacement_that_has_trained_for_a_while_is_a_pod_like_any_other() -> None:
     machine = deleting()
     machine.fault(2, 3)
     assert decided(machine) == ["pod1"]
     machine.replace_pods(1)
     machine.reports(0, "recover")
+    machine.wait(20)
     machine.fault(2)
     assert decided(machine) == ["pod1'"]

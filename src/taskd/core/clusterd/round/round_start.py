@@ -71,7 +71,10 @@ def begin(
     """
     turn = new_incident(job, now, config, because, before).with_commands(*commands)
     faults = tuple(faults)
-    if before is not None:
+    if before is None:
+        origin, doubted = _origin(turn.job, _before_replacements(turn, faults), faults)
+        turn = turn.with_round(origin=origin, doubted=doubted)
+    else:
         origin, doubted = _origin(turn.job, before, faults)
         turn = turn.with_round(
             faults=before.faults,
@@ -103,14 +106,24 @@ def absorb(state: Stopping, turn: Turn, faults: tuple[Fault, ...]) -> Outcome:
     return turn.go_to(replace(state, job=turn.job, round=turn.round))
 
 
+def _before_replacements(turn: Turn, faults: tuple[Fault, ...]) -> Round:
+    """As if the pods of these nodes that have just come were not there yet."""
+    origin, began = dict(turn.round.origin), turn.now - turn.config.late_report_s
+    for node in turn.job.nodes_of(fault.rank for fault in faults):
+        found = turn.job.successions.get(node)
+        if found is not None and found.before and node in origin and found.since > began:
+            origin[node] = found.before
+    return replace(turn.round, origin=tuple(sorted(origin.items())))
+
+
 def _origin(
     job: Job, before: Round, new_faults: tuple[Fault, ...]
 ) -> tuple[tuple[tuple[NodeRank, str], ...], frozenset[str]]:
     """The pods that count as old, and the replacements that a report was not held against.
 
-    A pod that came during the earlier round counts as new, unless its device is broken or the job
-    reports its ranks twice. The first report may be about the pod that it replaces: managers notice
-    the end of a pod later than the cluster does.
+    A pod that came during the earlier round, or just before this one, counts as new, unless its
+    device is broken or the job reports its ranks twice. The first report may be about the pod that
+    it replaces: managers notice the end of a pod later than the cluster does.
     """
     origin, doubted = dict(before.origin), set(before.doubted)
     broken = job.nodes_of(fault.rank for fault in new_faults if fault.hardware)
