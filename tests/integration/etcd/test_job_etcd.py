@@ -116,7 +116,7 @@ def test_address_of_the_first_node_leads_to_the_members_on_other_nodes(seed: str
         nodes[1].wait_for_voters(1, 2, 3)
         again = MemberNode(seed, 0, member=nodes[1].facts["client"])
         nodes.append(again)
-        again.wait_for_voters(1, 2, 3)  # it is none of them
+        again.wait_for_voters(1, 2, 3)  # it is not one of them
         client = EtcdClient([seed], again.settings, call_s=2.0)
         asyncio.run(write(client, "x", b"1"))
         fresh = MemberNode(seed, 4)

@@ -105,7 +105,9 @@ async def tell_first_node(
                 is_other = bool(cluster) and (await client.status()).cluster != cluster
                 since = min(since, monotonic()) if is_other else inf
                 if monotonic() - since >= TELL_S and not await terms.elsewhere():
-                    log.warning("etcd: node 0 has started again: it is told where the job runs")
+                    log.warning(
+                        "etcd: node 0 has started again: sending it the address of the running job"
+                    )
                     await terms.say_elsewhere(addresses)
             except (EtcdBusy, EtcdRefused, EtcdUnanswered, StoreUnreachable):
                 since = inf

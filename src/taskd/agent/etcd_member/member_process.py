@@ -124,7 +124,7 @@ class MemberProcess:
 
     @property
     def was_replaced(self) -> bool:
-        """It was a member, and is none: it can only join again."""
+        """It was a member and has been removed: it can only join again."""
         return (self.folder / REPLACED).exists()
 
     async def start(self, others: Sequence[str] = ()) -> None:

@@ -213,7 +213,7 @@ class ClusterdClient:
     # Status
 
     async def past_rounds(self) -> list[PastRound] | None:
-        """The last rounds that have ended, whoever was the manager. None: try again."""
+        """The last rounds that have ended, under all managers. None: try again."""
         request = control.JobRequest(job=self._config.job_id)
         try:
             status = await self._call(self._channel.control.Status, request)
