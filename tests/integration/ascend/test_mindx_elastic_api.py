@@ -71,7 +71,7 @@ def test_import_replaces_the_three_functions_that_its_page_names() -> None:
 def test_torchrun_runs_a_script_after_the_import(tmp_path: Path) -> None:
     """Without a manager, torch's own agent runs it; it waits for no reset file."""
     script = tmp_path / "script.py"
-    script.write_text("import os; print('rank', os.environ['RANK'])\n")
+    script.write_text("import os; os.write(1, f'rank {os.environ[\"RANK\"]}\\n'.encode())\n")
     done = run(
         "import mindx_elastic.api\n"
         "from torch.distributed import run\n"
