@@ -19,7 +19,12 @@ from taskd.wire.bus_frames import position_to_pb
 from tests.attack.attacks import DISCOVER, REFUSED, MemoryWatch, Tried, flood_from_another_process
 from tests.integration.run.run_job import TOKEN, Job, script
 
-TRAIN = """
+ENOUGH = "enough"
+"""The file beside the script that ends its training, after however many steps the attacks took."""
+TRAIN = f"""
+import time
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 import taskd.torch as taskd
@@ -30,13 +35,17 @@ dist.broadcast(seed, 0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 job.protect(model=model, optimizer=optimizer)
-import time
-for step in job.steps(120):
+enough = torch.tensor([False])
+for step in job.steps(1_000_000):
     with step:
+        enough[0] = Path(__file__).with_name("{ENOUGH}").exists()
+        dist.broadcast(enough, 0)
         optimizer.zero_grad()
         model(torch.ones(2, 4) * int(seed)).sum().backward()
         optimizer.step()
     print("step", int(step), flush=True)
+    if enough:
+        break
     time.sleep(0.1)
 print("trained", flush=True)
 """
@@ -144,6 +153,7 @@ def test_two_node_job_trains_through_all_attacks(tmp_path: Path) -> None:
     assert growth < 100, f"the manager grew by {growth:.0f} MiB"
     assert plant(store, opened)
     second.worker(1).kill()
+    (tmp_path / ENOUGH).touch()
     ended = [launcher.end() for launcher in launchers]
     assert not opened.exists(), "a planted pickle has run"
     assert [one.code for one in ended] == [0, 0], ended[0].err
