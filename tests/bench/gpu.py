@@ -19,13 +19,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from taskd.torch.copies.snapshots import Snapshots
 from taskd.torch.state.protected import Protected
+from tests.bench.plain_group import new_plain_group
 from tests.bench.rows import Row, ms
 from tests.gpu.test_recovery import run
 from tests.integration.torch.world import Script, World
@@ -187,7 +188,7 @@ def stretches(args: dict[str, Any]) -> None:
     os.environ |= {"NCCL_HOSTID": f"host-{args['rank']}", "NCCL_SOCKET_IFNAME": "lo"}
     job = taskd.init("nccl")
     width, depth, size = args["shape"]
-    plain = _ddp(width, depth, size, dist.new_group(backend="nccl"))
+    plain = _ddp(width, depth, size, new_plain_group("nccl"))
     took = _alternate(plain, _protected(job, _ddp(width, depth, size, None, job)), STRETCH)
     if args["rank"] == 0:
         (Path(args["folder"]) / "took").write_text(json.dumps(took))
@@ -198,8 +199,8 @@ def sharded_stretches(args: dict[str, Any]) -> None:
     """The same with FSDP2 and longer stretches, so that each has copies in it."""
     os.environ |= {"NCCL_SOCKET_IFNAME": "lo"}
     job = taskd.init("nccl")
-    ours = _protected(job, _fsdp(job))
-    plain = _fsdp()
+    ours = _protected(job, _fsdp(init_device_mesh("cuda", (1,)), job))
+    plain = _fsdp(DeviceMesh.from_group(new_plain_group("nccl"), "cuda"))
     for _ in range(LONG_STRETCH):
         ours()  # the first copies reserve their memory; then the interval is chosen
     took = _alternate(plain, ours, LONG_STRETCH)
@@ -238,8 +239,7 @@ def _alternate(
     return took
 
 
-def _fsdp(job: taskd.Job | None = None) -> Callable[[], None]:
-    mesh = init_device_mesh("cuda", (1,))
+def _fsdp(mesh: DeviceMesh, job: taskd.Job | None = None) -> Callable[[], None]:
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="cuda") for _ in range(DEPTH)))
     for layer in model:
         fully_shard(layer, mesh=mesh)
