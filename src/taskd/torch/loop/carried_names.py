@@ -106,7 +106,7 @@ class Uses:
 @lru_cache(maxsize=64)
 def uses_of_loop(code: CodeType, at: int) -> Uses:
     """Of the loop whose `for` is the instruction at this offset."""
-    return _Flow(code).uses(at)
+    return _flow(code).uses(at)
 
 
 @lru_cache(maxsize=256)
