@@ -143,7 +143,7 @@ def test_manager_dies_repeatedly_during_repairs(tmp_path: Path) -> None:
     assert weights == undisturbed
     incidents = re.findall(r"^taskd:   incident .*", ended.err, re.MULTILINE)
     lost = re.findall(r"rank (\d) \(signal 9", "".join(incidents))
-    assert lost == ["1", "2", "1", "2", "1"], incidents
+    assert lost == ["1", "2", "1", "2", "1"], ended.err
 
 
 class Server:

@@ -333,7 +333,9 @@ def every_collective(args: dict[str, Any]) -> None:
 def all_reduce_between_steps(args: dict[str, Any]) -> None:
     """Between two steps one of two ranks dies while the other waits for it in a collective."""
     if args.get("native"):
-        join_plain_group()
+        store = join_plain_group()
+        store.set(f"connected/{args['rank']}", "")
+        store.wait(["connected/0", "connected/1"])
         _lose_a_peer(args)
         return
     job = taskd.init()
