@@ -96,9 +96,14 @@ class Job:
             finally:
                 watching.kill()
 
-    def kill(self, rank: int, unless: int = 0) -> int:
-        """Kill the process that is this rank, and is not `unless`; return its pid."""
+    def kill(self, rank: int, unless: int = 0) -> int | None:
+        """Kill the process that is this rank, and is not `unless`; return its pid.
+
+        None: the job is over. A rank that is killed after its script has ended is not replaced.
+        """
         for _ in Tries(every(0.01), deadline=monotonic() + WAIT_S):
+            if self.launcher.poll() is not None:
+                return None
             for process in psutil.Process(self.launcher.pid).children(recursive=True):
                 if process.pid != unless and _name(process.pid) == f"taskd:rank{rank}":
                     process.send_signal(signal.SIGKILL)
@@ -133,7 +138,7 @@ def epochs_of(name: str) -> int:
 
 def disturb(job: Job, chance: Random, last_step: int) -> int:
     """Kill ranks at random steps; return at how many. One rank always lives: it has the state."""
-    killed = set[int]()
+    killed = set[int | None]()
     steps = sorted(chance.sample(range(3, last_step), FAULTS))
     for view in job.views():
         is_whole = not killed & {rank["pid"] for rank in view["ranks"]}
@@ -145,7 +150,7 @@ def disturb(job: Job, chance: Random, last_step: int) -> int:
         Event().wait(chance.uniform(0, MOMENT_S))
         pid = job.kill(rank)
         killed.add(pid)
-        if chance.random() < AGAIN:
+        if pid is not None and chance.random() < AGAIN:
             killed.add(job.kill(rank, unless=pid))
     return FAULTS - len(steps)
 
