@@ -240,6 +240,8 @@ class Signal:
     timeout_s: int = 0
     nodes: tuple[NodeRank, ...] = ()
     extra: str = ""
+    because: str = ""
+    """Why the job must end; empty in other orders."""
     sequence: int = 0
 
 

@@ -208,6 +208,7 @@ def signal_message(job: JobId, signal: Signal) -> pb.ProcessManageSignal:
         timeout=signal.timeout_s,
         nodeRankIds=[str(node) for node in signal.nodes],
         extraParams=signal.extra,
+        because=signal.because,
         incident=signal.incident,
         sequence=signal.sequence,
     )
@@ -228,6 +229,7 @@ def signal_of(message: pb.ProcessManageSignal) -> Signal:
         timeout_s=message.timeout,
         nodes=tuple(NodeRank(int(node)) for node in message.nodeRankIds if node.isdecimal()),
         extra=message.extraParams,
+        because=message.because,
         sequence=message.sequence,
     )
 

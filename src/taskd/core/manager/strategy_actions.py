@@ -113,11 +113,8 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
         case WireStrategy.DUMP:
             return _dump(job, order, now, config)
         case WireStrategy.EXIT:
-            why = (
-                job.open_incident.because
-                if job.open_incident and job.open_incident.because
-                else "clusterd decided to end the job"
-            )
+            known = job.open_incident.because if job.open_incident is not None else ""
+            why = known or order.because or "clusterd decided to end the job"
             if job.bad_nodes:
                 nodes = join_ranks(job.bad_nodes)
                 why = f"nodes {nodes} have failed a stress test, or compute wrong gradients"

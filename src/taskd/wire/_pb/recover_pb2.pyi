@@ -30,7 +30,7 @@ class FaultRank(_message.Message):
     def __init__(self, rankId: _Optional[str] = ..., faultType: _Optional[str] = ...) -> None: ...
 
 class ProcessManageSignal(_message.Message):
-    __slots__ = ("uuid", "jobId", "signalType", "actions", "faultRanks", "changeStrategy", "timeout", "nodeRankIds", "extraParams", "incident", "sequence")
+    __slots__ = ("uuid", "jobId", "signalType", "actions", "faultRanks", "changeStrategy", "timeout", "nodeRankIds", "extraParams", "incident", "sequence", "because")
     UUID_FIELD_NUMBER: _ClassVar[int]
     JOBID_FIELD_NUMBER: _ClassVar[int]
     SIGNALTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class ProcessManageSignal(_message.Message):
     EXTRAPARAMS_FIELD_NUMBER: _ClassVar[int]
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     jobId: str
     signalType: str
@@ -53,7 +54,8 @@ class ProcessManageSignal(_message.Message):
     extraParams: str
     incident: int
     sequence: int
-    def __init__(self, uuid: _Optional[str] = ..., jobId: _Optional[str] = ..., signalType: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., faultRanks: _Optional[_Iterable[_Union[FaultRank, _Mapping]]] = ..., changeStrategy: _Optional[str] = ..., timeout: _Optional[int] = ..., nodeRankIds: _Optional[_Iterable[str]] = ..., extraParams: _Optional[str] = ..., incident: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    because: str
+    def __init__(self, uuid: _Optional[str] = ..., jobId: _Optional[str] = ..., signalType: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., faultRanks: _Optional[_Iterable[_Union[FaultRank, _Mapping]]] = ..., changeStrategy: _Optional[str] = ..., timeout: _Optional[int] = ..., nodeRankIds: _Optional[_Iterable[str]] = ..., extraParams: _Optional[str] = ..., incident: _Optional[int] = ..., sequence: _Optional[int] = ..., because: _Optional[str] = ...) -> None: ...
 
 class StopCompleteRequest(_message.Message):
     __slots__ = ("jobId", "status", "faultRanks", "uuid")

@@ -346,6 +346,15 @@ def test_code_of_a_failed_retry_limits_the_next_strategies(code: int, strategy: 
     assert machine.order.strategy == strategy
 
 
+def test_order_to_exit_says_what_spoke_against_the_other_strategies() -> None:
+    machine = Machine("recover")
+    machine.fault(3)
+    machine.stopped()
+    machine.offers("exit")
+    at(machine, Ended)
+    assert machine.order.because == "exit is chosen (recover: the job does not offer it)"
+
+
 def test_order_to_exit_is_repeated_until_it_is_delivered() -> None:
     machine = Machine("")
     machine.fault(3)

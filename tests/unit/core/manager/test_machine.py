@@ -643,6 +643,14 @@ def test_only_exit_is_possible_when_the_restart_budget_is_used_up() -> None:
     assert play.sent(StrategiesReport)[0].strategies == ("exit",)
 
 
+def test_end_of_the_job_gives_the_reason_of_clusterd() -> None:
+    play = Play().training().dies(3).orders(STOP).orders(ASK)
+    order = replace(change("exit"), because="exit is chosen (recover: it has failed)")
+    play.orders(order)
+    (ended,) = play.sent(m.EndJob)[:1]
+    assert ended.because == "no strategy is left: exit is chosen (recover: it has failed)"
+
+
 # Errors of the script
 
 

@@ -40,6 +40,7 @@ def succeed(turn: Turn, status: str) -> Outcome:
 
 
 def exit_job(turn: Turn, order: Signal) -> Outcome:
+    order = replace(order, because=turn.because)
     if not turn.job.config.cluster:
         return turn.go_to(Ended(turn.with_uuid_retired().job, order, turn.cause), order)
     if turn.job.config.platform:
