@@ -261,8 +261,7 @@ def check_checkpoints(find: Find = find_owner) -> None:
 def check_all(find: Find = find_owner) -> None:
     """Every name of this module, whether or not the job will need it."""
     check(find)
-    check_sharded(find)
-    check_checkpoints(find)
+    check_torch((*DATA, *SHARDED, *PIPELINES, *CHECKPOINTS), find)
 
 
 # Process groups

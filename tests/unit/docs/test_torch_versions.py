@@ -50,5 +50,5 @@ def test_pages_name_the_supported_versions() -> None:
     assert re.findall(r"\d+\.\d+\.\d+", row) == list(TESTED)
 
 
-def test_make_tests_the_newest_version_unless_told_otherwise() -> None:
+def test_make_tests_the_newest_version_by_default() -> None:
     assert f"TORCH ?= {TESTED[-1]}\n" in (ROOT / "Makefile").read_text()

@@ -28,6 +28,14 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_exit"}
 
 
 INSTALLED = minor(torch.__version__)
+NEEDED = [
+    entry
+    for table in vars(compat).values()
+    if isinstance(table, tuple) and table and isinstance(table[0], PrivateName)
+    for entry in table
+    if entry.needed_by(INSTALLED)
+]
+"""What any table of the module lists."""
 AT_START = [one for one in (*compat.RECOVERY, *compat.PROFILING) if one.needed_by(INSTALLED)]
 
 
@@ -77,11 +85,15 @@ def test_distributed_checkpoint_is_refused_by_a_torch_without(hidden: PrivateNam
     assert str(hidden) in str(refusal.value)
 
 
+@pytest.mark.parametrize("hidden", NEEDED, ids=str)
+def test_trial_of_an_untested_torch_looks_for(hidden: PrivateName) -> None:
+    with pytest.raises(UnknownTorch) as refusal:
+        compat.check_all(without(hidden))
+    assert str(hidden) in str(refusal.value)
+
+
 def test_installed_torch_has_every_name() -> None:
-    compat.check()
-    compat.check_checkpoints()
-    compat.check_profiling()
-    compat.check_sharded()
+    compat.check_all()
 
 
 def test_missing_owner_is_refused_except_that_of_nccl() -> None:
