@@ -2,7 +2,7 @@
 
 A seam lists every such name in one table and calls `check` once, before anything is built on them.
 A framework that lacks one is refused with its version, the missing name and what it is needed for.
-Three tables use this: `torch/compat.py` for training processes, `agent/seams/torch_names.py` for
+Three tables use this: `torch/compat/` for training processes, `agent/seams/torch_names.py` for
 the launcher, and `integrations/lightning_names.py` for Lightning.
 """
 
@@ -45,6 +45,26 @@ class PrivateName:
         return f"{self.owner.replace(':', '.')}.{self.name.split()[0]}"
 
 
+Find = Callable[[PrivateName], Any]
+"""Gets what has to have the name, as `find_owner` does."""
+
+
+def private_names(
+    owner: str,
+    names: str,
+    purpose: str,
+    *,
+    optional_owner: bool = False,
+    since: tuple[int, int] = (0, 0),
+    until: tuple[int, int] = (99, 0),
+) -> tuple[PrivateName, ...]:
+    """One entry for each name; `old|new` where torch has renamed it."""
+    return tuple(
+        PrivateName(owner, name.replace("|", " "), purpose, optional_owner, since, until)
+        for name in names.split()
+    )
+
+
 def find_owner(entry: PrivateName) -> Any:
     """The module or class that has to have the name; None if it does not exist."""
     module, _, path = entry.owner.partition(":")
@@ -57,16 +77,12 @@ def find_owner(entry: PrivateName) -> Any:
     return owner
 
 
-def missing(
-    table: Iterable[PrivateName], find: Callable[[PrivateName], Any] = find_owner
-) -> list[PrivateName]:
+def missing(table: Iterable[PrivateName], find: Find = find_owner) -> list[PrivateName]:
     """The entries that the installed framework does not have."""
     return [entry for entry in table if not _has(find(entry), entry)]
 
 
-def check_torch(
-    table: Iterable[PrivateName], find: Callable[[PrivateName], Any] = find_owner
-) -> None:
+def check_torch(table: Iterable[PrivateName], find: Find = find_owner) -> None:
     """Raise UnknownTorch if the installed torch is too old or lacks any name of the table."""
     import torch
 

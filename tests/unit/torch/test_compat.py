@@ -1,9 +1,11 @@
-"""torch/compat.py: a torch that lacks a private name is refused; no other module uses one."""
+"""torch/compat: a torch that lacks a private name is refused; no other module uses one."""
 
 from __future__ import annotations
 
 import ast
+import pkgutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from taskd.errors import UnknownTorch
 from taskd.runtime.private_names import PrivateName, check_torch, find_owner
 from taskd.runtime.torch_versions import minor, supported_torch
 from taskd.torch import compat
+from taskd.torch.compat import distributed_checkpoint, recording
 from tests import ROOT
 
 SOURCES = ROOT / "src/taskd"
-ALLOWED = {SOURCES / "torch/compat.py", SOURCES / "agent/seams/torch_names.py"}
+ALLOWED = {*(SOURCES / "torch/compat").iterdir(), SOURCES / "agent/seams/torch_names.py"}
 OWN_OBJECTS = {"self", "cls"}
 WITH_TORCH_OBJECTS = {"torch", "seams", "documented"}
 """Folders whose modules work on objects of torch, also without an import of it."""
@@ -30,13 +33,14 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_exit"}
 INSTALLED = minor(torch.__version__)
 NEEDED = [
     entry
-    for table in vars(compat).values()
+    for module in pkgutil.iter_modules(compat.__path__, f"{compat.__name__}.")
+    for table in vars(import_module(module.name)).values()
     if isinstance(table, tuple) and table and isinstance(table[0], PrivateName)
     for entry in table
     if entry.needed_by(INSTALLED)
 ]
-"""What any table of the module lists."""
-AT_START = [one for one in (*compat.RECOVERY, *compat.PROFILING) if one.needed_by(INSTALLED)]
+"""What any table of the package lists."""
+AT_START = [one for one in compat.EVERY_JOB if one.needed_by(INSTALLED)]
 
 
 def without(hidden: PrivateName) -> Any:
@@ -65,20 +69,20 @@ def test_name_of_another_version_is_not_looked_for() -> None:
         check_torch([PrivateName("torch", "not_yet", "a test", since=INSTALLED)])
 
 
-@pytest.mark.parametrize("hidden", compat.PROFILING, ids=str)
+@pytest.mark.parametrize("hidden", recording.NAMES, ids=str)
 def test_recording_refuses_a_torch_without(hidden: PrivateName) -> None:
     with pytest.raises(UnknownTorch, match="which TaskD needs for recording"):
         compat.check_profiling(without(hidden))
 
 
-@pytest.mark.parametrize("hidden", compat.SHARDED, ids=str)
+@pytest.mark.parametrize("hidden", distributed_checkpoint.SHARDED, ids=str)
 def test_sharded_model_is_refused_by_a_torch_without(hidden: PrivateName) -> None:
     with pytest.raises(UnknownTorch) as refusal:
         compat.check_sharded(without(hidden))
     assert str(hidden) in str(refusal.value)
 
 
-@pytest.mark.parametrize("hidden", compat.CHECKPOINTS, ids=str)
+@pytest.mark.parametrize("hidden", distributed_checkpoint.CHECKPOINTS, ids=str)
 def test_distributed_checkpoint_is_refused_by_a_torch_without(hidden: PrivateName) -> None:
     with pytest.raises(UnknownTorch) as refusal:
         compat.check_checkpoints(without(hidden))

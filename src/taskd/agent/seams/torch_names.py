@@ -1,6 +1,6 @@
 """Every private name of torch that the launcher's side uses, behind one accessor each.
 
-A training process has its own table, `torch/compat.py`. This one is separate for two reasons: a
+A training process has its own tables, `torch/compat/`. This one is separate for two reasons: a
 rank must not spend time importing `torch.distributed.elastic`, and an agent must not import
 `taskd.torch`, which puts a hook behind all optimizers. Nothing of torch is imported here before an
 accessor is called.
