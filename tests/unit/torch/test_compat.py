@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ from taskd.torch.compat import distributed_checkpoint, recording
 from tests import ROOT
 
 SOURCES = ROOT / "src/taskd"
-ALLOWED = {*(SOURCES / "torch/compat").iterdir(), SOURCES / "agent/seams/torch_names.py"}
+ALLOWED = {*(SOURCES / "torch/compat").glob("*.py"), SOURCES / "agent/seams/torch_names.py"}
 OWN_OBJECTS = {"self", "cls"}
 WITH_TORCH_OBJECTS = {"torch", "seams", "documented"}
 """Folders whose modules work on objects of torch, also without an import of it."""
@@ -108,6 +109,18 @@ def test_missing_owner_is_refused_except_that_of_nccl() -> None:
         compat.check(nothing)
     assert "ProcessGroupGloo" in str(refusal.value)
     assert "ProcessGroupNCCL" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((SOURCES / "torch/compat").glob("*.py")), ids=lambda one: one.stem
+)
+def test_private_name_is_listed_where_it_is_used(path: Path) -> None:
+    """In a table, or in a check that the module makes by itself."""
+    tree = ast.parse(path.read_text())
+    texts = [str(one.value) for one in ast.walk(tree) if isinstance(one, ast.Constant)]
+    listed = {word for text in texts for word in re.split(r"[^\w]+", text)}
+    used = {name.split(".")[-1] for _, name in private_uses(path)}
+    assert {name for name in used if is_hidden(name)} <= listed
 
 
 # Only the two tables touch private names of torch

@@ -23,8 +23,10 @@ from taskd.runtime.private_names import Find, check_torch, find_owner
 from taskd.runtime.torch_versions import supported_torch
 from taskd.torch.compat import (
     backends,
+    compiler,
     ddp,
     distributed_checkpoint,
+    fsdp,
     loaders,
     pipelines,
     process_groups,
@@ -128,6 +130,8 @@ SOME_JOBS = (
     *pipelines.NAMES,
     *distributed_checkpoint.SHARDED,
     *distributed_checkpoint.CHECKPOINTS,
+    *fsdp.NAMES,
+    *compiler.NAMES,
 )
 """Checked when a job first needs them."""
 

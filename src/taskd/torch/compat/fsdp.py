@@ -1,8 +1,7 @@
 """FSDP2 (`fully_shard`): forgetting a step that was abandoned.
 
 From torch 2.13 on FSDP2 can do that by itself (`_reset_iter_state`). For older versions it is done
-here, from outside. What FSDP2 keeps exists once per model, so it is looked for in the model, by
-`check_fsdp`, and not in a table.
+here, from outside, and `check_fsdp` looks for what that needs in the model's own objects.
 """
 
 from __future__ import annotations
@@ -15,7 +14,31 @@ import torch
 from torch import nn
 
 from taskd.errors import UnknownTorch
+from taskd.runtime.private_names import check_torch, private_names
 
+_FSDP = "torch.distributed.fsdp._fully_shard"
+NAMES = (
+    *private_names(
+        f"{_FSDP}._fully_shard:FSDPModule", "_get_fsdp_state", "resetting FSDP2 after a lost step"
+    ),
+    *private_names(
+        f"{_FSDP}._fsdp_state:FSDPState", "_is_root", "resetting FSDP2 after a lost step"
+    ),
+    *private_names(
+        f"{_FSDP}._fsdp_param_group:FSDPParamGroup",
+        "fsdp_params",
+        "finding the gradients of whole parameters",
+    ),
+    *private_names(
+        f"{_FSDP}._fsdp_param:FSDPParam",
+        "unsharded_accumulated_grad _unsharded_param",
+        "finding the gradients of whole parameters",
+    ),
+)
+"""Checked when a model with FSDP2 is protected."""
+
+_STATE = ("_state_ctx", "_comm_ctx", "_fsdp_param_group", "_modules_to_run_forward")
+"""What FSDP2 keeps for each module."""
 _ITERATION = ("all_states", "iter_forward_root", "post_backward_final_callback_queued")
 """What FSDP2 keeps about an iteration of the whole model and has before the first one."""
 _PENDING = (
@@ -41,6 +64,9 @@ def fsdp_states(model: nn.Module) -> list[Any]:
 
 def check_fsdp(states: Iterable[Any]) -> None:
     """Refuse an FSDP2 that could not be brought back after a lost step."""
+    states = list(states)
+    if states:
+        check_torch(NAMES)
     if not all(_can_reset(state) for state in states):
         raise UnknownTorch(
             f"torch {torch.__version__} lacks FSDPState._reset_iter_state and the attributes that "
@@ -74,7 +100,7 @@ def has_unreduced_gradients(state: Any) -> bool:
 def _can_reset(state: Any) -> bool:
     if hasattr(state, "_reset_iter_state"):
         return True
-    if not all(hasattr(state, name) for name in ("_state_ctx", "_comm_ctx", "_fsdp_param_group")):
+    if not all(hasattr(state, name) for name in _STATE):
         return False
     owners = [
         (state._state_ctx, _ITERATION),
@@ -97,7 +123,7 @@ def _reset(root: Any) -> None:
         return
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    idle = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_common"].TrainingState.IDLE
+    idle = sys.modules[f"{_FSDP}._fsdp_common"].TrainingState.IDLE
     shared = root._comm_ctx
     shared.all_gather_state = shared.reduce_scatter_state = None
     shared.post_forward_order.clear()

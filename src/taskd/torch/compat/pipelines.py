@@ -9,13 +9,28 @@ from typing import Any
 from taskd.runtime.private_names import Find, check_torch, find_owner, private_names
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"
+_STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
 
 NAMES = (
     *private_names(_SCHEDULES, "_PipelineSchedule", "pipeline stages next to a replacement"),
     *private_names(
-        "torch.distributed.pipelining.stage:_PipelineStageBase",
-        "_prepare_forward_infra",
+        f"{_SCHEDULES}:PipelineScheduleSingle",
+        "_stage _stage_forward_initialized|_stage_initialized",
         "pipeline stages next to a replacement",
+    ),
+    *private_names(
+        f"{_SCHEDULES}:PipelineScheduleMulti",
+        "_stages _stages_forward_initialized|_stages_initialized",
+        "pipeline stages next to a replacement",
+    ),
+    *private_names(_STAGE, "_prepare_forward_infra", "pipeline stages next to a replacement"),
+    *private_names(
+        f"{_SCHEDULES}:_PipelineSchedule",
+        "_internal_losses",
+        "pipelines after an abandoned step",
+    ),
+    *private_names(
+        _STAGE, "fwd_cache bwd_cache output_chunks", "pipelines after an abandoned step"
     ),
 )
 

@@ -40,6 +40,7 @@ NAMES = (
     ),
     *private_names(_C10D, "_new_process_group_helper", "groups with a backend of their own"),
     *private_names(_C10D, "_get_object_coll_device", "exchanging sealed objects between ranks"),
+    *private_names(_C10D, "_world", "process groups of a job that has shrunk"),
     *private_names(f"{_C10D}:_World", "pg_group_ranks", "process groups of a job that has shrunk"),
     *private_names(
         f"{_C10D}:_World", "pg_coalesce_state", "leaving a batch of sends after a fault"
