@@ -26,7 +26,7 @@ net = torch.nn.Sequential(
     torch.nn.Dropout(0.1),
     torch.nn.Linear(512, 64),
 )
-model = DistributedDataParallel(net) if job.world_size > 1 else net
+model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 job.protect(model=model, optimizer=optimizer)  # +
 

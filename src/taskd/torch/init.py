@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,8 +55,8 @@ def init(
     Call it once, instead of `dist.init_process_group`, before any process group or DDP model is
     created. Under `taskd run`, or torchrun with TaskD's agent, the default group and all groups
     that are created from it are resilient: they survive the loss of a rank. Under any other
-    launcher the script runs with torch's own groups, and without a launcher as a single process;
-    faults are then not repaired, and nothing else changes.
+    launcher the script runs with torch's own groups, and without a launcher as a single process in
+    a group of its own; faults are then not repaired, and nothing else changes.
 
     Args:
         backend: As in `dist.init_process_group`: "gloo", "nccl", "cpu:gloo,cuda:nccl" or a plugin
@@ -91,8 +92,11 @@ def init(
     recovery = None
     if settings.proxy:
         recovery = _join(context, backend, timeout, device_id)
-    elif world_size > 1 and not dist.is_initialized():
-        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+    elif not dist.is_initialized():
+        # One rank needs no address to meet others at, which there is not without a launcher.
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        where = alone if world_size == 1 else {}
+        dist.init_process_group(backend, timeout=timeout, device_id=device_id, **where)
     return Job(context, recovery)
 
 

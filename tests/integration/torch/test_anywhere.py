@@ -20,12 +20,16 @@ from tests.integration.run.run_job import run as taskd_run
 SCRIPT = str(ROOT / "examples/train_ddp.py")
 STEPS = 8
 PYTHON = (sys.executable,)
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
 @pytest.mark.parametrize(
     ("command", "ranks"),
-    [pytest.param(PYTHON, 1, id="python"), pytest.param(TORCHRUN, 2, id="torchrun")],
+    [
+        pytest.param(PYTHON, 1, id="python"),
+        pytest.param((*TORCHRUN, "--nproc-per-node=1"), 1, id="torchrun with one rank"),
+        pytest.param((*TORCHRUN, "--nproc-per-node=2"), 2, id="torchrun"),
+    ],
 )
 def test_weights_do_not_depend_on_the_launcher(
     command: tuple[str, ...], ranks: int, tmp_path: Path
