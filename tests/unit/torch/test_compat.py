@@ -6,12 +6,14 @@ import ast
 import pkgutil
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from taskd.errors import UnknownTorch
 from taskd.runtime.private_names import PrivateName, check_torch, find_owner
@@ -121,6 +123,14 @@ def test_private_name_is_listed_where_it_is_used(path: Path) -> None:
     listed = {word for text in texts for word in re.split(r"[^\w]+", text)}
     used = {name.split(".")[-1] for _, name in private_uses(path)}
     assert {name for name in used if is_hidden(name)} <= listed
+
+
+def test_backend_numbers_its_collectives_without_a_warning(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+    compat.start_sequence(gloo)
+    assert capfd.readouterr().err == ""
 
 
 # Only the two tables touch private names of torch

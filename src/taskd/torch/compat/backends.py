@@ -16,8 +16,8 @@ from taskd.runtime.torch_versions import minor
 _C10D = "torch.distributed.distributed_c10d"
 _GLOO = "torch.distributed:ProcessGroupGloo"
 _NCCL = "torch.distributed:ProcessGroupNCCL"
-_NUMBERED_FROM_ZERO = (2, 15)
-"""From this version on a backend numbers its collectives without being told to."""
+_NUMBERED_FROM_ZERO = (2, 14)
+"""From this version on a backend numbers its collectives by itself, and asking for it warns."""
 
 NAMES = (
     *private_names(
@@ -107,7 +107,7 @@ def backend_options() -> Any:
 
 
 def start_sequence(backend: Any) -> None:
-    """Let the backend number its collectives, as torch did up to 2.14 when it created one."""
+    """Let the backend number its collectives, as torch did up to 2.13 when it created one."""
     if minor(torch.__version__) < _NUMBERED_FROM_ZERO:
         backend._set_sequence_number_for_group()
 
