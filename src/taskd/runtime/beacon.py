@@ -35,10 +35,8 @@ LARGEST = (1 << 63) - 1
 PHASES = ("starting", "training", "between steps", "parked", "repairing", "leaving")
 
 _ALL = struct.Struct("<QQQQQdQQQQ")
-_U64 = struct.Struct("<Q")
-_F64 = struct.Struct("<d")
-_STEP, _ENTERED, _ENDED, _INCIDENT, _MOVED, _PHASE = 8, 16, 24, 32, 40, 48
-_TOTAL, _BEFORE_STEP = 64, 72
+_MAGIC, _STEP, _ENTERED, _ENDED, _INCIDENT, _MOVED, _PHASE, _PID, _TOTAL, _BEFORE_STEP = range(10)
+"""Which of the numbers it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +68,43 @@ class Beacon:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 os.ftruncate(file, SIZE)
-                self._page = mmap.mmap(file, SIZE)
+                page = mmap.mmap(file, SIZE)
             finally:
                 os.close(file)
         else:
-            self._page = mmap.mmap(-1, SIZE)
+            page = mmap.mmap(-1, SIZE)
         self._entered = 0
-        _ALL.pack_into(self._page, 0, 0, 0, 0, 0, 0, clock(), 0, os.getpid(), 0, 0)
-        _U64.pack_into(self._page, 0, MAGIC)
+        _ALL.pack_into(page, 0, 0, 0, 0, 0, 0, clock(), 0, os.getpid(), 0, 0)
+        self._show(page)
+        self._words[_MAGIC] = MAGIC
         os.register_at_fork(after_in_child=self._detach)
 
     def _detach(self) -> None:
         """A forked child must not write the progress of its parent."""
-        self._page = mmap.mmap(-1, SIZE)
+        self._show(mmap.mmap(-1, SIZE))
+
+    def _show(self, page: mmap.mmap) -> None:
+        """Write to this page from now on, one number at a time."""
+        self._words, self._times = memoryview(page).cast("Q"), memoryview(page).cast("d")
 
     def total(self, steps: int) -> None:
-        _U64.pack_into(self._page, _TOTAL, max(0, min(steps, LARGEST)))
+        self._words[_TOTAL] = max(0, min(steps, LARGEST))
 
     def stepped(self, step: int) -> None:
-        _U64.pack_into(self._page, _STEP, step)
-        _U64.pack_into(self._page, _BEFORE_STEP, self._entered)
-        self._moved()
+        self._words[_STEP] = step
+        self._words[_BEFORE_STEP] = self._entered
+        self._times[_MOVED] = self._clock()
 
     def collectives(self, entered: int, ended: int) -> None:
         self._entered = entered
-        _U64.pack_into(self._page, _ENDED, ended)
-        _U64.pack_into(self._page, _ENTERED, entered)
-        self._moved()
+        self._words[_ENDED] = ended
+        self._words[_ENTERED] = entered
+        self._times[_MOVED] = self._clock()
 
     def phase(self, name: str, incident: int) -> None:
-        _U64.pack_into(self._page, _INCIDENT, incident)
-        _U64.pack_into(self._page, _PHASE, PHASES.index(name))
-        self._moved()
-
-    def _moved(self) -> None:
-        _F64.pack_into(self._page, _MOVED, self._clock())
+        self._words[_INCIDENT] = incident
+        self._words[_PHASE] = PHASES.index(name)
+        self._times[_MOVED] = self._clock()
 
 
 def read(page: bytes | mmap.mmap) -> BeaconReading | None:

@@ -80,7 +80,8 @@ class Agreement:
 
     @property
     def has_own(self) -> bool:
-        return self.own_since >= 0
+        known = (self.buffers_since, self.gradients_since, *self.own_parts.values())
+        return max(known) >= 0
 
     @property
     def is_divided(self) -> bool:
@@ -101,7 +102,7 @@ class Agreement:
 
     def has_replicas(self) -> bool:
         """Whether any state is held by more than one rank."""
-        return len(self.members()) < len(self.shards)
+        return len(set(self.shards.values())) < len(self.shards)
 
     def survives_node_loss(self, size: int, per_node: int) -> bool:
         """Whether each state is left in a job of this size when any one node is lost."""

@@ -83,6 +83,7 @@ from taskd.torch.compat.pipelines import (
     reset_pipelines,
 )
 from taskd.torch.compat.process_groups import (
+    all_gather_into,
     backend_of,
     check_p2p_ops,
     coalescing_manager,
@@ -115,6 +116,7 @@ from taskd.torch.compat.tensors import (
     set_scaler_state,
     version,
     version_of,
+    versions,
 )
 
 EVERY_JOB = (

@@ -115,7 +115,7 @@ class CopySchedule:
 
     def wait(self) -> None:
         self.checkpoints.wait()
-        if self.snapshots is not None:
+        if self.snapshots is not None and not self.snapshots.is_idle:
             with self._costs.waiting():
                 self.snapshots.wait()
 

@@ -84,6 +84,11 @@ class Snapshots:
         image = StateImage(self._protected, step, incident, name, own=True, gradients=gradients)
         self._copy(path, name, step, image)
 
+    @property
+    def is_idle(self) -> bool:
+        """`wait` would do nothing."""
+        return self._thread is None and not self._problem
+
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join()

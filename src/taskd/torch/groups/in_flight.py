@@ -34,33 +34,37 @@ class GlooCollectives:
 
     def __init__(self) -> None:
         self._works: set[GlooWork] = set()
+        """Changed by single calls of its methods, which are atomic: no lock in each collective."""
+        self._is_awaited = False
         self._all_ended = threading.Condition()
 
     def add(self, work: GlooWork) -> None:
-        with self._all_ended:
-            self._works.add(work)
+        self._works.add(work)
 
     def remove(self, work: GlooWork) -> None:
-        with self._all_ended:
-            self._works.discard(work)
-            if not self._works:
+        self._works.discard(work)
+        if self._is_awaited and not self._works:
+            with self._all_ended:
                 self._all_ended.notify_all()
 
     def current(self) -> list[GlooWork]:
-        with self._all_ended:
-            return list(self._works)
+        return list(self._works.copy())
 
     def wait(self) -> bool:
         """After an abort: wait until gloo uses no memory any more. False: some never end."""
         before: dict[int, str] = {}
         with self._all_ended:
-            while self._works:
-                if not self._all_ended.wait(POLL_GLOO_S):
-                    now = _gloo_threads()
-                    if _are_asleep(before, now):
-                        self._works.clear()
-                        return False
-                    before = now
+            self._is_awaited = True
+            try:
+                while self._works:
+                    if not self._all_ended.wait(POLL_GLOO_S):
+                        now = _gloo_threads()
+                        if _are_asleep(before, now):
+                            self._works.clear()
+                            return False
+                        before = now
+            finally:
+                self._is_awaited = False
         return True
 
 

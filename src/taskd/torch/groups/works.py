@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from taskd.torch import compat
+from taskd.torch.groups import foreign_threads
 
 if TYPE_CHECKING:
     from taskd.torch.groups.all_groups import Groups
@@ -77,8 +78,8 @@ class GlooWork(_SilentWork):
         super().__init__()
         self._groups, self._inner, self._fallback = groups, inner, fallback
         self._future: Future[Any] = Future()
-        self._once = threading.Lock()
-        self._ended = False
+        self._to_finish = [self._future]
+        """Empty from the end on. Taking the item out is atomic: two threads may end the wait."""
         groups.gloo_started(self)
         try:
             inner.get_future().add_done_callback(self._on_done)
@@ -108,6 +109,7 @@ class GlooWork(_SilentWork):
         self._finish(None)
 
     def _on_done(self, future: Future[Any]) -> None:
+        foreign_threads.keep_state()
         try:
             outputs = future.value()
         except RuntimeError as error:
@@ -126,19 +128,19 @@ class GlooWork(_SilentWork):
 
     def _on_error(self, error: RuntimeError) -> None:
         """An abandoned collective fails late and says nothing about the current groups."""
-        if not self._ended:
+        if self._to_finish:
             self._groups.lost = True
             self._groups.absorb(error)
 
     def _finish(self, outputs: list[torch.Tensor] | None) -> None:
-        with self._once:
-            if self._ended:
-                return
-            self._ended = True
+        try:
+            future = self._to_finish.pop()
+        except IndexError:
+            return
         if outputs is None:
             self._groups.lost = True
             outputs = self._fallback()
-        self._future.set_result(outputs)
+        future.set_result(outputs)
 
 
 class DeviceWork(_SilentWork):

@@ -21,7 +21,6 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -30,7 +29,7 @@ import torch
 
 from taskd.torch.loop import carried_names, frame_locals
 from taskd.torch.startup.setup_results import SavedTensor
-from taskd.torch.state.sealed import BadState, seal, unseal
+from taskd.torch.state.sealed import BadState, seal, seal_pickled, unseal
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,8 @@ MAX_ELEMENTS, MAX_ITEMS = 1024, 64
 """Of a tensor, and of a list or dictionary: a larger one is not kept."""
 
 Values = dict[str, Any]
+_NOTHING: Values = {OBJECTS: {}}
+_PICKLED_NOTHING = pickle.dumps(_NOTHING)
 
 
 class AttemptValues:
@@ -86,7 +87,7 @@ class AttemptValues:
         assert self._map is not None
         self._last = step, kept
         place = _place(self._rank, step)
-        data = seal(kept, place)
+        data = seal_pickled(_PICKLED_NOTHING, place) if kept == _NOTHING else seal(kept, place)
         if len(data) > SIZE - _HEAD.size:
             kept = self._without_largest(kept)
             self._last, data = (step, kept), seal(kept, place)
@@ -396,7 +397,7 @@ def put_into(frame: FrameType, values: Values) -> None:
     frame_locals.put(frame, named)
 
 
-@lru_cache(maxsize=64)
+@carried_names.by_identity()
 def _names(code: CodeType, begin: int, end: int) -> tuple[str, ...]:
     inside, outside = set[str](), set[str]()
     for one in carried_names.instructions(code):

@@ -9,10 +9,13 @@ of the function says which ones these are.
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, wraps
 from types import CodeType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _END = {
     "JUMP_FORWARD",
@@ -29,44 +32,68 @@ _OTHER_READS = {"LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 
-@lru_cache(maxsize=8)
+def by_identity(most: int = 64) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """As `lru_cache`, for functions of code, whose hash reads all of it and takes microseconds.
+
+    `most`: so many answers are kept.
+    """
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        known: dict[tuple[int, ...], tuple[CodeType, T]] = {}
+
+        @wraps(function)
+        def find(code: CodeType, *at: int) -> T:
+            key = id(code), *at
+            found = known.get(key)
+            if found is None:
+                if len(known) >= most:
+                    known.clear()
+                known[key] = found = code, function(code, *at)  # a new one cannot have the same id
+            return found[1]
+
+        return find
+
+    return decorate
+
+
+@by_identity(8)
 def instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
     """To read them takes milliseconds, and several questions are asked about each function."""
     return tuple(dis.get_instructions(code))
 
 
-@lru_cache(maxsize=8)
+@by_identity(8)
 def _flow(code: CodeType) -> _Flow:
     return _Flow(code)
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def of_loop(code: CodeType, at: int) -> tuple[str, ...]:
     """Of the loop whose `for`, or `next(…)` in a `while` loop, is the instruction at this offset.
     None, if there is no loop around it."""
     return tuple(name for name in _flow(code).carried(at) if "." not in name)
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def of_last_round(code: CodeType, at: int) -> tuple[str, ...]:
     """What rounds of the loop whose `for` is the instruction at this offset set, and what the code
     after the loop reads."""
     return tuple(name for name in _flow(code).left(at) if "." not in name)
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def has_with(code: CodeType, at: int) -> bool:
     """Whether the loop whose `for` is the instruction at this offset has a `with` block."""
     return _flow(code).has_with(at)
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def of_innermost_loop(code: CodeType, at: int) -> tuple[str, ...]:
     """Of the smallest loop around the instruction at this offset."""
     return tuple(name for name in _innermost(code, at) if "." not in name)
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def attributes_of_innermost_loop(code: CodeType, at: int) -> tuple[tuple[str, str], ...]:
     """The same for attributes of variables, such as `self.average`: the variable, the attribute."""
     dotted = (name.partition(".") for name in _innermost(code, at) if "." in name)
@@ -79,13 +106,13 @@ def _innermost(code: CodeType, at: int) -> tuple[str, ...]:
     return flow.carried_in(min(around, key=len)) if around else ()
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def set_in_rest(code: CodeType, begin: int, at: int) -> frozenset[str]:
     """What may still be set in this round of the smallest loop around `begin`, from `at` on."""
     return _flow(code).set_in_rest(begin, at)
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def of_function(code: CodeType) -> tuple[str, ...]:
     """Variables outside of the function that go from one call of it to the next."""
     flow = _flow(code)
@@ -103,19 +130,19 @@ class Uses:
     """Variables that it sets as global ones, or that functions inside of it set."""
 
 
-@lru_cache(maxsize=64)
+@by_identity()
 def uses_of_loop(code: CodeType, at: int) -> Uses:
     """Of the loop whose `for` is the instruction at this offset."""
     return _flow(code).uses(at)
 
 
-@lru_cache(maxsize=256)
+@by_identity(256)
 def globals_of(code: CodeType) -> frozenset[str]:
     """The global variables that a function, or one inside of it, reads."""
     return _named(code, "LOAD_GLOBAL", "LOAD_NAME")
 
 
-@lru_cache(maxsize=256)
+@by_identity(256)
 def set_outside(code: CodeType) -> frozenset[str]:
     """The variables around a function that it, or one inside of it, sets."""
     outer = _named(code, "STORE_DEREF") & frozenset(code.co_freevars)

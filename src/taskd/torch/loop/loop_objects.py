@@ -248,9 +248,9 @@ class LoopObjects:
 
     def _present(self) -> Iterator[tuple[str, Any]]:
         """The objects that can change, and what functions have put into variables."""
-        if self._frame is None:
-            return
         names, rebound = self._names, self._names.rebound
+        if self._frame is None or not (names.local or names.outer or self._optimizers):
+            return
         spaces = (names.local, frame_locals.read(self._frame)), (names.outer, self._frame.f_globals)
         for some, space in spaces:
             for name in some:
@@ -291,6 +291,8 @@ class LoopObjects:
 
 def _find(frame: FrameType, carried: Collection[str], set_again: Collection[str]) -> Names:
     uses = carried_names.uses_of_loop(frame.f_code, frame.f_lasti)
+    if not (uses.read or uses.set_outside or set_again):
+        return Names()
     read, rebound = set(uses.read), set(uses.set_outside)
     for function in _reached(frame, uses.read):
         read |= carried_names.globals_of(function)

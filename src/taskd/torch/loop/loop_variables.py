@@ -86,10 +86,17 @@ class LoopVariables:
         self._frame = frame
         self.names = () if frame is None else carried_names.of_loop(frame.f_code, frame.f_lasti)
         last = () if frame is None else carried_names.of_last_round(frame.f_code, frame.f_lasti)
-        self._last_names = tuple(name for name in last if name not in self.names)
+        self._last_names = tuple(name for name in last if name not in self.names) if last else ()
+        self._bind_objects(frame)
+        if not self._has_warned:
+            self._warn()
+
+    def _bind_objects(self, frame: FrameType | None) -> None:
+        if frame is None or not self.names:
+            return self.objects.bind(frame, ())
+        present = frame_locals.read(frame)
+        kinds = {name: _kind(present[name]) for name in self.names if name in present}
         # A list or dictionary can also be changed in place, within an attempt.
-        kinds = dict(self._kinds())
-        present = {} if frame is None else frame_locals.read(frame)
         simple = tuple(
             name
             for name, kind in kinds.items()
@@ -98,8 +105,6 @@ class LoopVariables:
         others = tuple(name for name in kinds if name not in simple)
         states = tuple(name for name in others if kinds[name] is Kind.STATE)
         self.objects.bind(frame, simple, Kept(others, states))
-        if not self._has_warned:
-            self._warn()
 
     def counters(self, iterator: Iterator[Any]) -> list[str]:
         """What counts the rounds of the loop beside this iterator over the steps."""
@@ -172,6 +177,8 @@ class LoopVariables:
         return unset or any(True for _ in self._values(Kind.STATE))
 
     def state_dict(self) -> dict[str, Any]:
+        if not self.names:
+            return {}
         return {name: _detached(value) for name, value in self._values(Kind.STATE)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -196,16 +203,12 @@ class LoopVariables:
                 yield name, present[name]
 
     def _of_last_step(self) -> Iterator[tuple[str, Any]]:
-        frame = self._frame if self._last_names else None
-        present = {} if frame is None else frame_locals.read(frame)
+        if self._frame is None or not self._last_names:
+            return
+        present = frame_locals.read(self._frame)
         for name in self._last_names:
             if name in present and _kind(present[name]) is Kind.SMALL:
                 yield name, present[name]
-
-    def _kinds(self) -> Iterator[tuple[str, Kind]]:
-        if self._frame is not None and self.names:
-            present = frame_locals.read(self._frame)
-            yield from ((name, _kind(present[name])) for name in self.names if name in present)
 
     def _warn(self) -> None:
         """An iterator has a position that no other process can have."""

@@ -115,7 +115,7 @@ class ScriptWarnings:
 
     def _version_of_weights(self) -> tuple[int, int]:
         """It changes when weights are changed in place, or by a repair."""
-        return self._context.incident, sum(map(compat.version, self._weights))
+        return self._context.incident, sum(compat.versions(self._weights))
 
     def _check_weights(self) -> None:
         incident, version = self._version_of_weights()
@@ -132,7 +132,8 @@ class ScriptWarnings:
 
     def _versions_of_buffers(self) -> list[tuple[int, int]]:
         """They change when buffers are changed in place, or replaced."""
-        return [(id(one), compat.version(one)) for one in self._context.protected.buffers()]
+        buffers = self._context.protected.buffers()
+        return list(zip(map(id, buffers), compat.versions(buffers), strict=True))
 
     def _check_buffers(self) -> None:
         before, protected = self._last_buffers, self._context.protected

@@ -41,9 +41,15 @@ class OptimizerOptions:
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers
+        self._last: list[list[dict[str, Any]]] | None = None
 
     def state_dict(self) -> list[list[dict[str, Any]]]:
-        """A copy: it is asked for twice in each step, and nearly all values are plain numbers."""
+        """A copy, which must not be changed: it is the same one until something has changed."""
+        if self._last is None or not all(map(_holds, self._optimizers, self._last)):
+            self._last = self._copied()
+        return self._last
+
+    def _copied(self) -> list[list[dict[str, Any]]]:
         return [
             [
                 *(
@@ -65,6 +71,32 @@ class OptimizerOptions:
                 del optimizer.state[name]
             own: dict[Any, Any] = optimizer.state
             own.update(deepcopy(common))
+
+
+def _holds(optimizer: Optimizer, known: list[dict[str, Any]]) -> bool:
+    """Whether its options are those that were copied."""
+    *groups, common = known
+    state: dict[Any, Any] = optimizer.state
+    return (
+        len(groups) == len(optimizer.param_groups)
+        and all(map(_has_options, optimizer.param_groups, groups))
+        and _common_names(optimizer) == list(common)
+        and all(_is_equal(state[name], value) for name, value in common.items())
+    )
+
+
+def _has_options(group: dict[str, Any], known: dict[str, Any]) -> bool:
+    if len(group) != len(known) + 1:
+        return False
+    for name, value in known.items():
+        present = group.get(name, _MISSING)
+        # What is the same object in a copy never changes.
+        if present is not value and not _is_equal(present, value):
+            return False
+    return True
+
+
+_MISSING = object()
 
 
 def _common_names(optimizer: Optimizer) -> list[Any]:
@@ -149,7 +181,8 @@ class Protected:
         changed, recorded = {}, self._recorded
         for name, part in self.parts.items():
             state = part.state_dict()
-            if name not in recorded or not _is_equal(state, recorded[name]):
+            before = recorded.get(name, _MISSING)
+            if state is not before and not _is_equal(state, before):
                 changed[name] = _copy(state)
         self._turn = turn, changed
 
@@ -233,6 +266,8 @@ def _copy(value: Any, depth: int = 0) -> Any:
                 key: one if type(one) in PLAIN else _copy(one, depth + 1)
                 for key, one in value.items()
             }
+        if kind is tuple and PLAIN.issuperset(map(type, value)):
+            return value
         if kind is list or kind is tuple:
             return kind([one if type(one) in PLAIN else _copy(one, depth + 1) for one in value])
     return deepcopy(value)

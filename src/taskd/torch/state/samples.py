@@ -15,10 +15,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from taskd.core.worker.state_evidence import SampleKey
+from taskd.torch.state.host_memory import PLAIN, array_of
 from taskd.torch.state.protected import Protected
 from taskd.torch.state.sharded import is_distributed, local
 
@@ -44,6 +47,7 @@ class SampleChain:
         self._kept: dict[SampleKey, int] = {}
         self._since: tuple[int, int] | None = None
         self._number, self._count = b"", 0
+        self._arrays: dict[Place, tuple[Memory, np.ndarray[Any, Any]]] = {}
         tensors = [*protected.parameters, *protected.buffers()]
         self._every = 1 if all(one.device.type == "cpu" for one in tensors) else DEVICE_EVERY
         known = {p for model in protected.ddp_models() for p in model.module.parameters()}
@@ -78,43 +82,67 @@ class SampleChain:
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
 
-    def _samples(self, step: int, gradients: bool) -> list[bytes]:
-        chosen: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        with torch.no_grad():
-            for tensor in self._chosen(step, gradients):
-                if tensor.layout != torch.strided or type(tensor) not in _PLAIN:
-                    continue
-                if tensor.numel():
-                    kind = tensor.device, tensor.dtype
-                    chosen.setdefault(kind, []).append(_elements(tensor, step))
-            return [
-                torch.cat(tensors).cpu().view(torch.uint8).numpy().tobytes()
-                for tensors in chosen.values()
-            ]
+    def _samples(self, step: int, gradients: bool) -> Iterator[bytes]:
+        on_devices: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for place, tensor in self._chosen(step, gradients):
+            if (array := self._array(place, tensor)) is not None:
+                if array.size:
+                    yield _of_array(array, step)
+            elif type(tensor) in PLAIN and tensor.layout == torch.strided and tensor.numel():
+                kind = tensor.device, tensor.dtype
+                on_devices.setdefault(kind, []).append(_elements(tensor.detach(), step))
+        for tensors in on_devices.values():
+            yield torch.cat(tensors).cpu().view(torch.uint8).numpy().tobytes()
 
-    def _chosen(self, step: int, gradients: bool) -> Iterator[torch.Tensor]:
+    def _array(self, place: Place, tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+        """The tensor at this place, if it is on the host."""
+        if place is None:
+            return array_of(tensor)
+        memory = tensor.data_ptr(), tensor.shape, tensor.stride()
+        known = self._arrays.get(place)
+        if known is not None and known[0] == memory:
+            return known[1]
+        if (array := array_of(tensor)) is not None:
+            self._arrays[place] = memory, array
+        return array
+
+    def _chosen(self, step: int, gradients: bool) -> Iterator[tuple[Place, torch.Tensor]]:
         protected = self._protected
-        for parameter in _some(protected.parameters, step, TENSORS):
-            yield parameter if self._are_plain else local(parameter)
+        for at, parameter in _some(protected.parameters, step, TENSORS):
+            yield ("weight", at), parameter if self._are_plain else local(parameter)
             if gradients and parameter in self._own_gradients and parameter.grad is not None:
-                yield local(parameter.grad)
+                yield None, local(parameter.grad)
         if not protected.has_own_buffers(step + 1):
-            for buffer in _some(protected.buffers(), step, BUFFERS):
-                yield local(buffer)
+            for at, buffer in _some(protected.buffers(), step, BUFFERS):
+                yield ("buffer", at), local(buffer)
 
 
-def _some(tensors: Sequence[torch.Tensor], step: int, count: int) -> Iterator[torch.Tensor]:
+Memory = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Address, shape and strides of a tensor on the host."""
+Place = tuple[str, int] | None
+"""Of a weight or a buffer in the list of all; None: it is another tensor in each step."""
+
+
+def _some(
+    tensors: Sequence[torch.Tensor], step: int, count: int
+) -> Iterator[tuple[int, torch.Tensor]]:
     """Other ones in each step; all of them in turn."""
     count = min(count, len(tensors))
-    return (tensors[(step * count + index) % len(tensors)] for index in range(count))
+    places = ((step * count + index) % len(tensors) for index in range(count))
+    return ((place, tensors[place]) for place in places)
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+def _of_array(array: np.ndarray[Any, Any], step: int) -> bytes:
+    if not array.flags.c_contiguous:
+        array = array[step % array.shape[0]]  # the whole of it would be copied
+    flat = array.reshape(-1)
+    gap = max(1, flat.size // ELEMENTS)
+    return flat[step % gap :: gap][:ELEMENTS].tobytes()
 
 
 def _elements(tensor: torch.Tensor, step: int) -> torch.Tensor:
     if not tensor.is_contiguous():
-        tensor = tensor[step % tensor.shape[0]]  # the whole of it would be copied
+        tensor = tensor[step % tensor.shape[0]]
         tensor = tensor.reshape(-1)
     size = tensor.numel()
     gap = max(1, size // ELEMENTS)

@@ -26,7 +26,10 @@ class BadState(Transient):
 
 def seal(value: object, place: str, key: bytes | None = None) -> bytes:
     """`place` says what it is and where it belongs; `unseal` must name the same one."""
-    body = pickle.dumps(value)
+    return seal_pickled(pickle.dumps(value), place, key)
+
+
+def seal_pickled(body: bytes, place: str, key: bytes | None = None) -> bytes:
     return sign(body, place, key) + body
 
 

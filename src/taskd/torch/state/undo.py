@@ -13,13 +13,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from taskd.torch import compat
-from taskd.torch.state import pieces
+from taskd.torch.state import host_memory, pieces
 from taskd.torch.state.protected import Protected
 from taskd.torch.state.sharded import is_distributed, local
 
@@ -27,6 +29,14 @@ log = logging.getLogger(__name__)
 
 WATCHED, ELEMENTS = 16, 16
 """How many weights are watched, and how many elements of each."""
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Some bytes of the weights."""
+
+    on_host: list[bytes] = field(default_factory=list)
+    on_device: list[torch.Tensor] = field(default_factory=list)
 
 
 class Undo:
@@ -43,7 +53,6 @@ class Undo:
         others = [one for one in protected.parameters if one not in optimized]
         self._watched = [_Watched(weights) for weights in (others, [*optimized]) if weights]
 
-    @torch.no_grad()
     def save(self, with_gradients: bool) -> None:
         """Called when a step begins. `with_gradients`: the last step has not used them up."""
         protected = self._protected
@@ -52,7 +61,8 @@ class Undo:
             self._copies = [torch.empty_like(buffer) for buffer in buffers]
         self._buffers = buffers
         if buffers:
-            compat.copy_all(self._copies, buffers)
+            with torch.no_grad():
+                compat.copy_all(self._copies, buffers)
         self._gradients = None
         if with_gradients:
             self._gradients = [
@@ -138,21 +148,27 @@ class _Watched:
         self._weights = weights
         self._chosen = weights[:: len(weights) // WATCHED + 1]
         self._are_plain = not any(map(is_distributed, self._chosen))
+        self._arrays: list[np.ndarray[Any, Any]] = []
+        """Those on the host."""
         self._views: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        """The others."""
         self._places: list[int] = []
-        self._sample: list[torch.Tensor] = []
+        self._sample = _Sample()
         self._are_saved = False
         self._copies: list[torch.Tensor] = []
 
     def save(self) -> None:
         self._sample = self._read()
         if self._are_saved:
-            now = [local(one) for one in self._weights]
-            if len(self._copies) != len(now):
-                self._copies = [torch.empty_like(one) for one in now]
-            compat.copy_all(self._copies, now)
+            with torch.no_grad():
+                self._copy()
 
-    @torch.no_grad()
+    def _copy(self) -> None:
+        now = [local(one) for one in self._weights]
+        if len(self._copies) != len(now):
+            self._copies = [torch.empty_like(one) for one in now]
+        compat.copy_all(self._copies, now)
+
     def notice_changes(self) -> None:
         if not self._are_saved and self._have_changed():
             self._are_saved = True
@@ -167,20 +183,29 @@ class _Watched:
         return True
 
     def _have_changed(self) -> bool:
-        return any(not torch.equal(*both) for both in zip(self._sample, self._read(), strict=True))
+        before, now = self._sample, self._read()
+        return before.on_host != now.on_host or any(
+            not torch.equal(*both) for both in zip(before.on_device, now.on_device, strict=True)
+        )
 
-    @torch.no_grad()
-    def _read(self) -> list[torch.Tensor]:
+    def _read(self) -> _Sample:
         """The bytes of a few elements of a few of the weights."""
         owns: Sequence[torch.Tensor] = self._chosen
         if not self._are_plain:
             owns = [local(one) for one in owns]
         places = [one.data_ptr() for one in owns]
         if places != self._places:
-            self._places, self._views = places, {}
+            self._places, self._arrays, self._views = places, [], {}
             for one in map(torch.Tensor.detach, owns):
-                self._views.setdefault((one.device, one.dtype), []).append(few_of(one))
-        return [torch.cat(views).view(torch.uint8) for views in self._views.values()]
+                few = few_of(one)
+                if (array := host_memory.array_of(few)) is not None:
+                    self._arrays.append(array)
+                else:
+                    self._views.setdefault((one.device, one.dtype), []).append(few)
+        return _Sample(
+            [one.tobytes() for one in self._arrays],
+            [torch.cat(views).view(torch.uint8) for views in self._views.values()],
+        )
 
 
 def few_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch.distributed as dist
@@ -61,3 +62,20 @@ def test_leaving_a_step_reports_that_the_groups_are_broken() -> None:
     groups.abort(1, "between steps")
     assert groups.mode is Mode.LIVE, "the script's own collectives run on"
     assert groups.is_broken()
+
+
+def test_waiting_for_gloo_ends_with_the_last_collective() -> None:
+    groups, pending = live([]), [Pending(), Pending()]
+    works = [GlooWork(groups, one, list) for one in pending]
+    groups.abort(1, "a test")
+    assert all(work.wait() for work in works)
+
+    def end() -> None:
+        for one in pending:
+            one.future.set_result([])
+
+    ended = threading.Thread(target=end)
+    ended.start()
+    assert groups.wait_for_gloo()
+    ended.join()
+    assert groups.wait_for_gloo()

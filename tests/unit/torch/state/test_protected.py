@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -73,3 +75,37 @@ def test_state_of_an_optimizer_for_all_its_parameters_is_a_part() -> None:
     last.state["calls"] = 4  # type: ignore[index]
     Protected(net, new, None, {}).parts[OPTIONS].load_state_dict(parts[OPTIONS])
     assert dict(new.state) == {"calls": 3}
+
+
+def test_options_of_optimizers_are_copied_again_only_when_they_have_changed() -> None:
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1))
+    options = Protected(net, optimizer, None, {}).parts[OPTIONS]
+    group = optimizer.param_groups[0]
+    seen = [options.state_dict()]
+
+    def has_changed() -> bool:
+        seen.append(options.state_dict())
+        return seen[-1] is not seen[-2]
+
+    assert not has_changed()
+    group["lr"].mul_(2)
+    assert has_changed()
+    assert seen[-2][0][0]["lr"] == torch.tensor(0.1), "the copy before is still what it was"
+    group["betas"] = (0.5, 0.999)
+    assert has_changed()
+    group["of the script"] = [1]
+    assert has_changed()
+    group["of the script"].append(2)
+    assert has_changed()
+    del group["of the script"]
+    assert has_changed()
+    state: dict[Any, Any] = optimizer.state
+    state["of the script"] = 1
+    assert has_changed()
+    options.load_state_dict(seen[0])
+    assert has_changed()
+    assert seen[-1] == seen[0]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    assert has_changed()
+    assert not has_changed()

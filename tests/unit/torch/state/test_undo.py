@@ -67,3 +67,14 @@ def test_scaler_that_is_disabled_has_nothing_to_save() -> None:
     assert undo.restore()
     assert not undo.left_gradients()
     pieces.load_plain_state(protected, pieces.plain_state(protected, {}))
+
+
+def test_weights_that_get_new_memory_are_still_watched() -> None:
+    undo, _, teacher = teacher_and_student()
+    undo.save(with_gradients=False)
+    teacher.weight.data = teacher.weight.data.clone()
+    undo.notice_changes()
+    assert undo.restore(), "the values are the same"
+    undo.save(with_gradients=False)
+    teacher.weight.data = teacher.weight.data + 1
+    assert not undo.restore()
