@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
 from datetime import timedelta
@@ -77,6 +78,7 @@ RECOVERY = (
         _GROUP, "_start_coalescing _end_coalescing", "dist.batch_isend_irecv in resilient groups"
     ),
     *_names(_GROUP, "_get_sequence_number_for_group", "numbering collectives"),
+    *_names(_GROUP, "_allgather_base", "comparing the state of the ranks"),
     *_names(
         _C10D,
         "_get_default_group _check_p2p_op_list _coalescing_manager",
@@ -294,6 +296,14 @@ def end_coalescing(group: Any, device: torch.device) -> dist.Work | None:
     return work
 
 
+def all_gather_into(
+    group: dist.ProcessGroup, received: torch.Tensor, mine: torch.Tensor
+) -> dist.Work:
+    """As `dist.all_gather_into_tensor`, whose checks take longer than the exchange of few bytes."""
+    work: dist.Work = group._allgather_base(received, mine)
+    return work
+
+
 def forget_coalescing(group: dist.ProcessGroup) -> None:
     """torch keeps the operations of a batch that an exception has left."""
     c10d._world.pg_coalesce_state.pop(group, None)
@@ -483,6 +493,14 @@ def iterates_as_data_loader(kind: Any) -> bool:
 def version(tensor: torch.Tensor) -> int:
     """How often it was changed in place. Always 0 where torch does not count."""
     return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The same for many tensors. None of them was made in inference mode."""
+    return list(map(_VERSION, tensors))
+
+
+_VERSION = operator.attrgetter("_version")
 
 
 def default_store() -> dist.Store:
