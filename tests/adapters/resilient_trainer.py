@@ -198,4 +198,10 @@ end = {
     "optimizer": hashlib.sha256(moments).hexdigest(),
     "scheduler": trainer.lr_scheduler.state_dict()["last_epoch"],
 }
+times = [
+    {name: value for name, value in entry.items() if name.endswith("runtime")}
+    for entry in trainer.state.log_history
+    if "eval_runtime" in entry
+]
+Path(f"times-{RANK}.json").write_text(json.dumps(times))
 Path(f"end-{RANK}.json").write_text(json.dumps(end, sort_keys=True, default=str))

@@ -43,6 +43,8 @@ def run(
     left: dict[str, Any] = {
         path.name: json.loads(path.read_text()) for path in folder.glob("end-*.json")
     }
+    times = {path.read_text() for path in folder.glob("times-*.json")}
+    assert len(times) < 2, f"the logs of the ranks differ by the times of evaluations: {times}"
     left["weights"] = sorted(
         line.split("weights ")[1] for line in done.stdout.splitlines() if "weights " in line
     )

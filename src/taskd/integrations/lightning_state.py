@@ -7,7 +7,6 @@ metrics, and the attributes of the module and the callbacks may belong to that r
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,15 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torchmetrics import Metric
 
 from taskd.errors import SettingsError
-from taskd.integrations.packed_values import GrowingList, is_plain, packed, unpacked
+from taskd.integrations.packed_values import (
+    GrowingList,
+    NotLiteral,
+    is_plain,
+    literal,
+    packed,
+    read_literal,
+    unpacked,
+)
 
 CONNECTOR = (
     "_progress_bar_metrics",
@@ -106,28 +113,37 @@ class ResultsPart:
     def _results(self) -> _ResultCollection:
         return self._trainer.fit_loop.epoch_loop._results
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> str | dict[str, Any]:
+        """As a text, unless a tensor in it is large or on a device."""
         connector = self._trainer._logger_connector
-        return {
+        state = {
             "results": {key: _saved_metric(one) for key, one in self._results.items()},
-            "connector": {name: packed(getattr(connector, name)) for name in CONNECTOR},
-            "output": {name: packed(v) for name, v in self.output.items() if is_plain(v)},
-            "lines": [packed(one) for one in self.lines if is_plain(one)],
+            "connector": {name: getattr(connector, name) for name in CONNECTOR},
+            "output": {name: v for name, v in self.output.items() if is_plain(v)},
+            "lines": [one for one in self.lines if is_plain(one)],
         }
+        try:
+            return literal(state)
+        except NotLiteral:
+            return packed(state)  # type: ignore[no-any-return]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, packed_state: str | dict[str, Any]) -> None:
+        if isinstance(packed_state, str):
+            state = read_literal(packed_state)
+        else:
+            state = unpacked(packed_state)
         results, known = self._results, dict(self._results)
         results.clear()
         for key, (meta, sync, values) in state["results"].items():
             metric = known.get(key)
             if metric is None:
                 metric = self._metric(meta, sync, is_tensor=values is not None)
-            for name, value in unpacked(values or {}).items():
+            for name, value in (values or {}).items():
                 setattr(metric, name, value)
             results[key] = metric
         for name, value in state["connector"].items():
-            setattr(self._trainer._logger_connector, name, unpacked(value))
-        self.output, self.lines = unpacked(state["output"]), unpacked(state["lines"])
+            setattr(self._trainer._logger_connector, name, value)
+        self.output, self.lines = state["output"], state["lines"]
 
     def _metric(self, fields: dict[str, Any], sync: dict[str, Any], is_tensor: bool) -> Any:
         meta = _Metadata(**fields)
@@ -148,7 +164,7 @@ RESULT = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "has_r
 def _saved_metric(metric: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     """The options of a logged value, and the value; None: a metric of the module has it."""
     meta = metric.meta
-    fields = {one.name: getattr(meta, one.name) for one in dataclasses.fields(meta)}
+    fields = dict(vars(meta))
     sync = fields.pop("_sync")
     if sync.group is not None:
         raise SettingsError(
@@ -159,7 +175,7 @@ def _saved_metric(metric: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str
     if not metric.is_tensor:
         return fields, how, None
     names = [name for name in RESULT if hasattr(metric, name)]
-    values = {name: packed(getattr(metric, name)) for name in names}
+    values = {name: getattr(metric, name) for name in names}
     return fields, how, values | {"_update_count": metric._update_count}
 
 

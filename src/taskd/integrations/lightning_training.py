@@ -223,6 +223,10 @@ class CommitStep(Callback):  # type: ignore[misc]
     def __init__(self, training: Training) -> None:
         self._training = training
 
+    # Lightning leaves out what cannot be called, and with it the profiling around each call.
+    on_train_batch_start = on_before_zero_grad = on_before_backward = None
+    on_after_backward = on_before_optimizer_step = None
+
     def on_train_batch_end(self, *_: Any) -> None:
         self._training.commit()
 

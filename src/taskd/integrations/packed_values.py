@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import struct
 from ast import literal_eval
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,14 +45,16 @@ class GrowingList:
 
     def __init__(self) -> None:
         self._seen: list[Any] = []
-        self._counts: list[tuple[int, int]] = []
+        self._tensors: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        """How often each tensor in the list had changed when it was encoded."""
         self._encoded = b""
 
     def encode(self, values: list[Any]) -> bytes | None:
         """None: it has other things than numbers, texts, tensors and containers of them."""
+        if not self._begins(values):
+            self._forget()
         known = len(self._seen)
-        if len(values) < known or _counts(values[:known]) != self._counts:
-            self._seen, self._counts, self._encoded, known = [], [], b"", 0
         if len(values) > known:
             new, written = values[known:], io.BytesIO()
             if not is_plain(new):
@@ -62,9 +66,25 @@ class GrowingList:
             else:
                 return None
             self._encoded += LENGTH.pack(written.tell()) + written.getvalue()
-            self._seen += new  # no other object can get the identity of one of these
-            self._counts += _counts(new)
+            self._add(new)
         return self._encoded
+
+    def _begins(self, values: list[Any]) -> bool:
+        """Whether the list begins with what is encoded. It is asked several times in each step."""
+        return (
+            len(values) >= len(self._seen)
+            and all(map(operator.is_, values, self._seen))
+            and compat.versions(self._tensors) == self._versions
+        )
+
+    def _forget(self) -> None:
+        self._seen, self._tensors, self._versions, self._encoded = [], [], [], b""
+
+    def _add(self, new: list[Any]) -> None:
+        self._seen += new  # no other object can get the identity of one of these
+        counted = [one for one in new if isinstance(one, torch.Tensor) and not one.is_inference()]
+        self._tensors += counted
+        self._versions += compat.versions(counted)
 
     def decode(self, encoded: bytes) -> list[Any]:
         values: list[Any] = []
@@ -73,7 +93,9 @@ class GrowingList:
             begin = place + LENGTH.size
             place = begin + LENGTH.unpack_from(encoded, place)[0]
             values += unpacked(_read(encoded[begin:place]))
-        self._seen, self._counts, self._encoded = list(values), _counts(values), encoded
+        self._forget()
+        self._add(values)
+        self._encoded = encoded
         return values
 
 
@@ -95,15 +117,13 @@ def _read(written: bytes) -> Any:
     return literal_eval(written.decode())
 
 
-def _counts(values: list[Any]) -> list[tuple[int, int]]:
-    """Which objects these are, and how often each tensor has changed."""
-    return [
-        (id(one), compat.version(one) if isinstance(one, torch.Tensor) else 0) for one in values
-    ]
-
-
 TENSOR, FLOAT = "taskd.integrations: a tensor", "taskd.integrations: a number"
 FLOAT_BYTES = struct.Struct("<d")
+SCALARS = {
+    torch.float32: ("float32", struct.Struct("=f")),
+    torch.float64: ("float64", struct.Struct("=d")),
+    torch.int64: ("int64", struct.Struct("=q")),
+}
 SMALL = 1 << 12
 """A tensor of at most so many bytes, on the host, is kept as bytes: that takes a tenth of the time
 to copy, to compare and to give away."""
@@ -116,6 +136,9 @@ def packed(value: Any, largest: int = SMALL) -> Any:
     """
     match value:
         case torch.Tensor():
+            if not value.dim() and value.dtype in SCALARS and value.is_cpu and largest >= 0:
+                name, form = SCALARS[value.dtype]  # nearly all that is logged
+                return TENSOR, name, (), form.pack(value.item())
             value = value.detach()
             if value.is_cpu and value.nbytes <= largest and not value.is_complex():
                 name, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
@@ -131,6 +154,50 @@ def packed(value: Any, largest: int = SMALL) -> Any:
             return FLOAT, FLOAT_BYTES.pack(value)  # no literal
         case _:
             return value
+
+
+class NotLiteral(Exception):
+    """A value has something in it that is no number, text, small tensor or container of them."""
+
+
+def literal(value: Any) -> str:
+    """What is packed, as a text: it is copied and compared at no cost. `read_literal` reads it.
+
+    Raises:
+        NotLiteral: It has to stay as it is.
+    """
+    written: list[str] = []
+    _write(value, written.append)
+    return "".join(written)
+
+
+def read_literal(text: str) -> Any:
+    return unpacked(literal_eval(text))
+
+
+def _write(value: Any, write: Callable[[str], None]) -> None:
+    kind = type(value)
+    if kind in PLAIN and (kind is not float or math.isfinite(value)):
+        write(repr(value))
+    elif kind is dict:
+        write("{")
+        for name, one in value.items():
+            _write(name, write)
+            write(": ")
+            _write(one, write)
+            write(", ")
+        write("}")
+    elif kind is list or kind is tuple:
+        write("[" if kind is list else "(")
+        for one in value:
+            _write(one, write)
+            write(", ")
+        write("]" if kind is list else ")")
+    else:
+        short = packed(value)
+        if type(short) not in PLAIN and type(short) is not tuple:
+            raise NotLiteral
+        write(repr(short))
 
 
 def unpacked(value: Any) -> Any:

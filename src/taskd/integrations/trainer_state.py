@@ -96,6 +96,9 @@ class SharedPart(TextPart):
             one.put(found)
 
 
+MISSING = object()
+
+
 class Changes:
     """What has changed since now in the numbers, strings and switches of an object.
 
@@ -111,7 +114,9 @@ class Changes:
         return {
             name: value
             for name, value in self._owner.items()
-            if type(value) in PLAIN and (name not in before or before[name] != value)
+            if before.get(name, MISSING) is not value  # nearly all are the same objects
+            and type(value) in PLAIN
+            and (name not in before or before[name] != value)
         }
 
     def put(self, found: dict[str, Any]) -> None:
@@ -165,23 +170,27 @@ class AttributesPart:
 
 
 class HistoryPart:
-    """The log. It only grows, so it is encoded when it has grown, and not in every step."""
+    """The log. It only grows, so what is new is encoded, and not all of it in every step."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._length, self._encoded = 0, "[]"
+        self._entries: list[str] = []
+        self._encoded = "[]"
 
     def state_dict(self) -> str:
-        history = self._trainer.state.log_history
-        if len(history) != self._length:
-            self._length, self._encoded = len(history), json.dumps(history, default=_plain)
+        """The same object as the last time, if nothing is new: then nothing reads it again."""
+        history, entries = self._trainer.state.log_history, self._entries
+        if len(history) != len(entries):
+            del entries[len(history) :]
+            entries += [json.dumps(one, default=_plain) for one in history[len(entries) :]]
+            self._encoded = f"[{', '.join(entries)}]"
         return self._encoded
 
     def load_state_dict(self, state: str) -> None:
         if state != self.state_dict():
-            history = self._trainer.state.log_history
-            history[:] = loads(state)
-            self._length, self._encoded = len(history), state
+            self._trainer.state.log_history[:] = loads(state)
+            self._entries = []
+            self.state_dict()
 
 
 class CallbackParts(TextPart):

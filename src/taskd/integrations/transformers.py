@@ -8,15 +8,18 @@ entered again at the same step, as after a checkpoint. Logging, evaluation and s
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from taskd.errors import SettingsError
 from taskd.integrations import process_group, versions
+from taskd.torch import compat
 
 versions.check("transformers", "5.22", "5.23")
 versions.check("accelerate", "1.15", "1.16")
@@ -258,7 +261,11 @@ class TrainerMixin:
         def attempt() -> Any:
             # A loader that was left halfway would count as the present one.
             self.accelerator.gradient_state.dataloader_references = [None]
-            return plain(eval_dataset, *args, **kwargs)
+            found = plain(eval_dataset, *args, **kwargs)
+            times = _times_of_rank_0(found)
+            for logs in (found, *self._captured):
+                logs.update((name, times[name]) for name in times.keys() & logs.keys())
+            return found
 
         metrics, logged = self._section("evaluation", attempt)
         for logs in logged:
@@ -345,6 +352,24 @@ def _check(trainer: Any) -> None:
     ]
     if problems:
         raise SettingsError([f"taskd.integrations.transformers: {text}" for text in problems])
+
+
+TIMES = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+def _times_of_rank_0(metrics: dict[str, Any]) -> dict[str, float]:
+    """The times that an evaluation has taken: the log would differ between the ranks by them alone,
+    and each rank would have to copy all of its own log in every step."""
+    found = [name for name in metrics if name.endswith("_runtime")]
+    if len(found) != 1 or not dist.is_initialized():
+        return {}
+    names = [found[0].removesuffix(TIMES[0]) + name for name in TIMES]
+    times = torch.tensor(
+        [float(metrics.get(name, math.nan)) for name in names], dtype=torch.float64
+    )
+    times = times.to(compat.device_for_objects(None))
+    dist.broadcast(times, 0)
+    return dict(zip(names, times.tolist(), strict=True))
 
 
 def _forget_evaluation(trainer: Any) -> None:

@@ -85,6 +85,19 @@ def test_log_keeps_its_list() -> None:
     assert here.state.log_history is history
 
 
+def test_log_that_grows_is_the_same_text_as_when_it_is_encoded_at_once() -> None:
+    here = trainer()
+    part, history = HistoryPart(here), here.state.log_history
+    for step in range(3):
+        history.append({"loss": torch.tensor(0.5), "step": step, "what": object})
+        part.state_dict()
+    assert part.state_dict() == HistoryPart(here).state_dict()
+    assert part.state_dict() is part.state_dict(), "it is read again only if it is new"
+    other = trainer()
+    HistoryPart(other).load_state_dict(part.state_dict())
+    assert HistoryPart(other).state_dict() == part.state_dict()
+
+
 def test_objects_of_a_callback_are_left_alone() -> None:
     here = trainer()
     bar = here.callback_handler.callbacks[0].bar

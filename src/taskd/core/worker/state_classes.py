@@ -129,6 +129,8 @@ def is_due(agreement: Agreement, step: int, has_left_gradients: bool) -> bool:
 
 def agree(before: Agreement, step: int, since: int, prints: Mapping[Rank, StatePrint]) -> Agreement:
     """The agreement after a comparison in this step; differences count from step `since` on."""
+    if _are_calm(prints):
+        return before
     shards = dict(before.shards)
     for name, ranks in before.members().items():
         shards |= _divided(name, [rank for rank in ranks if rank in prints], step, prints)
@@ -160,6 +162,18 @@ def agree(before: Agreement, step: int, since: int, prints: Mapping[Rank, StateP
         or any(one.has_late_exchange for one in prints.values()),
     )
     return after if after == before else replace(after, version=before.version + 1)
+
+
+def _are_calm(prints: Mapping[Rank, StatePrint]) -> bool:
+    """Whether all ranks have sent the same, and nothing new: as in nearly all steps."""
+    first = next(iter(prints.values()), StatePrint())
+    is_news = (
+        first.has_left_gradients
+        or first.is_late
+        or first.has_late_exchange
+        or first.copies_every != copy_interval.NO_PROPOSAL
+    )
+    return not is_news and all(one == first for one in prints.values())
 
 
 def _divided(

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from taskd import config
 from taskd.core.worker import copy_interval
@@ -108,10 +109,15 @@ class CopySchedule:
         step_s = self._votes[-1] - self._votes[0]
         return copy_s <= max(SHORT_S, SHORT_SHARE * step_s)
 
-    def copy_own(self, step: int, incident: int, gradients: bool) -> None:
-        """Copy what only this rank has, as of this step, and return when that is done."""
+    def copy_own(
+        self, step: int, incident: int, gradients: bool, parts: dict[str, Any] | None = None
+    ) -> None:
+        """Copy what only this rank has, as of this step, and return when that is done.
+
+        `parts`: the states of the parts in it, if they are known.
+        """
         if self.snapshots is not None:
-            self.snapshots.copy_own(step, incident, gradients)
+            self.snapshots.copy_own(step, incident, gradients, parts)
 
     def wait(self) -> None:
         self.checkpoints.wait()

@@ -52,6 +52,12 @@ class SnapshotWriter:
         self._is_pinned = False
         self._written: Written = {}
 
+    def inspect(self) -> SnapshotInfo | None:
+        """What is in the file now: as `inspect`, but without opening it again."""
+        if self._map is None:
+            return inspect(self._path)
+        return _read_head(self._path, self._map[: _HEAD.size], len(self._map))
+
     def write(self, shard: str, step: int, image: StateImage) -> None:
         """In place: the file keeps its memory from one copy to the next."""
         image.seal()
@@ -67,7 +73,10 @@ class SnapshotWriter:
         assert target is not None
         target[: _FIRST_WORD.size] = _FIRST_WORD.pack(0)
         written, self._written = self._written, {}
-        self._written = image.write_into(self._bytes[HEAD:], written)
+        if (whole := image.head) is None:
+            self._written = image.write_into(self._bytes[HEAD:], written)
+        else:
+            target[HEAD : HEAD + len(whole)] = whole
         head = _HEAD.pack(0, step, image.length, os.getpid(), shard.encode()[:160])
         target[_FIRST_WORD.size : _HEAD.size] = head[_FIRST_WORD.size :]
         target[: _FIRST_WORD.size] = _FIRST_WORD.pack(MAGIC)
@@ -131,6 +140,10 @@ def inspect(path: Path) -> SnapshotInfo | None:
             size = os.fstat(file.fileno()).st_size
     except OSError:
         return None
+    return _read_head(path, head, size)
+
+
+def _read_head(path: Path, head: bytes, size: int) -> SnapshotInfo | None:
     if len(head) < _HEAD.size:
         return None
     magic, step, length, _, shard = _HEAD.unpack(head)

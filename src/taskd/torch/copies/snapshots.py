@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from taskd.model.ids import Step
 from taskd.model.messages import Copy, own_name
@@ -76,12 +76,19 @@ class Snapshots:
         )
         self._thread.start()
 
-    def copy_own(self, step: int, incident: int, gradients: bool) -> None:
-        """Copy what only this rank has, as of this step. On return it is on another node, too."""
+    def copy_own(
+        self, step: int, incident: int, gradients: bool, parts: dict[str, Any] | None = None
+    ) -> None:
+        """Copy what only this rank has, as of this step. On return it is on another node, too.
+
+        `parts`: the states of the parts in it, if they are known.
+        """
         self.wait()
-        path = file_for(step, {path: inspect(path) for path in self._of_rank})
-        name = own_name(self._rank)
-        image = StateImage(self._protected, step, incident, name, own=True, gradients=gradients)
+        path = file_for(step, {path: self._writers[path].inspect() for path in self._of_rank})
+        name, protected = own_name(self._rank), self._protected
+        image = StateImage(
+            protected, step, incident, name, own=True, gradients=gradients, parts=parts
+        )
         self._copy(path, name, step, image)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from torch.distributed import Store
@@ -54,10 +55,14 @@ class Feed:
                 return True
         return False
 
-    def batch(self, step: int) -> Any:
-        """The batch of this step. `has` was called for it."""
+    def batch(self, step: int, *, restores: bool = True) -> Any:
+        """The batch of this step. `has` was called for it.
+
+        `restores`: what is drawn here does not change the generators of this process. Otherwise
+        they are to be seeded afterwards.
+        """
         place = self._place(step)
-        if not self._load(step, place):
+        if not self._load(step, place, restores):
             raise SettingsError(
                 [
                     f"the loader has ended after {place.index} batches of epoch {place.epoch}, but "
@@ -101,12 +106,13 @@ class Feed:
             self._batches = {step: given for step, given in self._batches.items() if step < end}
         return True
 
-    def _load(self, step: int, place: Position) -> bool:
+    def _load(self, step: int, place: Position, restores: bool = True) -> bool:
         """False: the epoch has ended before this batch."""
         if step in self._batches:
             return True
         try:
-            self._batches[step] = GivenBatch(self._read(place), lambda: self._read_again(place))
+            batch = self._read(place, restores)
+            self._batches[step] = GivenBatch(batch, lambda: self._read_again(place))
         except EpochEnded as ended:
             self._next = None
             if ended.batches == 0:
@@ -130,8 +136,8 @@ class Feed:
             equal = self._read(place)
         return equal
 
-    def _read(self, place: Position) -> Any:
-        with generators.restored():
+    def _read(self, place: Position, restores: bool = True) -> Any:
+        with generators.restored() if restores else nullcontext():
             if place != self._next:
                 if place.index == 0 and self._next is not None:
                     next(self._iterator, None)  # a sampler may have something to do at its end

@@ -13,7 +13,7 @@ import types
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -42,14 +42,17 @@ class Seeds:
 
     def of(self, *parts: int | str) -> Seeds:
         """The seeds of something that these parts name."""
-        return Seeds(*(_derive(seed, *parts) for seed in astuple(self)))
+        return Seeds(*(_derive(seed, *parts) for seed in self._all()))
 
     def numbers(self) -> list[int]:
-        return [int.from_bytes(seed[:8], "little", signed=True) for seed in astuple(self)]
+        return [int.from_bytes(seed[:8], "little", signed=True) for seed in self._all()]
 
     @staticmethod
     def of_numbers(numbers: list[int]) -> Seeds:
         return Seeds(*(number.to_bytes(8, "little", signed=True) for number in numbers))
+
+    def _all(self) -> tuple[bytes, ...]:
+        return self.torch, self.python, self.numpy, self.own
 
     def in_workers(self) -> Seeds:
         """The seeds in a worker process, where torch seeds the others from its own."""

@@ -75,7 +75,7 @@ class FrameworkLoop:
         """
         step = self.step
         assert step is not None
-        given = self._read(batches)
+        given = self._read(batches, restores=False)  # the attempt seeds the generators
         if not self._cycle.another_attempt(step):
             self.is_pending = True
             raise Repeat
@@ -88,13 +88,13 @@ class FrameworkLoop:
 
     def batch(self, number: int) -> list[Any]:
         """The batch of this number, for the code after a step that is committed."""
-        return self._read([number])
+        return self._read([number], restores=True)
 
-    def _read(self, numbers: Sequence[int]) -> list[Any]:
+    def _read(self, numbers: Sequence[int], *, restores: bool) -> list[Any]:
         if self._feed is None or not numbers:
             return []
         self._feed.has(numbers[0])
-        return [self._feed.batch(number) for number in numbers]
+        return [self._feed.batch(number, restores=restores) for number in numbers]
 
     def load_committed(self) -> None:
         """Before the code after a step that this process has not run: the parts as committed."""

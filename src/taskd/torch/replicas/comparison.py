@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from taskd import config
@@ -69,7 +68,7 @@ class Comparison:
         self.has_late_exchange = False
         """A step has exchanged data after its update had begun, on this rank or any other."""
         self._has_left_gradients = False
-        self._at_gate: tuple[int, ...] | None = None
+        self._at_gate: tuple[int | str, ...] | None = None
         """What only this rank has, when it was copied."""
         self._is_turn_known = False
         """In the present repair, a peer has completed the code after the step."""
@@ -149,12 +148,13 @@ class Comparison:
         agreement = self.agreement
         self._has_left_gradients = has_left_gradients
         if agreement is not None and agreement.has_own and not agreement.is_late:
-            self._copy_own(step)
-            self._at_gate = self._own_versions(step)
+            parts = pieces.own_part_states(self._protected, step)
+            self._copy_own(step, parts)
+            self._at_gate = self._own_versions(step, parts)
 
-    def _copy_own(self, step: int) -> None:
+    def _copy_own(self, step: int, parts: dict[str, Any]) -> None:
         context = self._context
-        context.copies.copy_own(step, context.incident, self._has_left_gradients)
+        context.copies.copy_own(step, context.incident, self._has_left_gradients, parts)
 
     def finish(self, step: int) -> None:
         """The step ends: what has changed since the gate is copied again, and the ranks learn it.
@@ -162,14 +162,16 @@ class Comparison:
         From then on they make this copy here and not at the gate, and copy their whole state after
         each step, so that all ranks can go back by one step if one is lost before its copy is made.
         """
-        agreement = self.agreement
-        if self._at_gate is not None and self._own_versions(step) != self._at_gate:
+        agreement, protected = self.agreement, self._protected
+        protected.record_parts()
+        recorded, names = protected.recorded_parts(), protected.own_parts(step)
+        own = {name: state for name, state in recorded.items() if name in names}
+        if self._at_gate is not None and self._own_versions(step, own) != self._at_gate:
             self._is_late = True
-            self._copy_own(step)
+            self._copy_own(step, own)
         elif agreement is not None and agreement.has_own and agreement.is_late:
-            self._copy_own(step)
+            self._copy_own(step, own)
         self._at_gate = None
-        self._protected.record_parts()
         if agreement is not None and agreement.has_replicas():
             self.replicas.at_end(agreement, step, self._parts_at_gate)
         self._parts_at_gate = {}
@@ -320,16 +322,16 @@ class Comparison:
             self.has_late_exchange,
         )
 
-    def _own_versions(self, step: int) -> tuple[int, ...]:
-        """Numbers that change when what only this rank has changes."""
+    def _own_versions(self, step: int, parts: dict[str, Any]) -> tuple[int | str, ...]:
+        """What changes when anything changes that only this rank has: `parts`, and buffers."""
         protected = self._protected
-        parts = [
-            fingerprints.of_value(protected.parts[name].state_dict())
-            for name in sorted(protected.own_parts(step))
+        versions = [
+            state if isinstance(state, str) else fingerprints.of_value(state)
+            for _, state in sorted(parts.items())
         ]
         if protected.has_own_buffers(step):
-            parts += [compat.version_of(buffer) for buffer in protected.buffers()]
-        return tuple(parts)
+            versions += [compat.version_of(buffer) for buffer in protected.buffers()]
+        return tuple(versions)
 
     def _gather(self, mine: StatePrint) -> dict[Rank, StatePrint]:
         world = self._context.groups.world.shape
@@ -337,10 +339,10 @@ class Comparison:
         row = [mine.state, mine.gradients, mine.buffers, mine.has_left_gradients, mine.is_late]
         row += [mine.has_late_exchange, mine.copies_every]
         packed = torch.tensor([*map(int, row), *mine.parts], dtype=torch.int64, device=device)
-        received = [torch.empty_like(packed) for _ in world.ranks]
-        dist.all_gather(received, packed)
+        received = packed.new_empty(world.size * packed.numel())
+        compat.all_gather_into(self._context.groups.world, received, packed).wait()
         self._context.groups.wait_for_devices()
-        rows = torch.stack(received).tolist()
+        rows = received.view(world.size, -1).tolist()
         return {
             Rank(rank): StatePrint(
                 state=one[0],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -21,6 +22,8 @@ from taskd.torch.state.sharded import is_distributed, local
 COLUMNS = 1024
 MASK = (1 << 63) - 1
 DEEPEST = 64
+LONG = 1 << 14
+"""A text of so many characters, or so many bytes, is read once, as long as it is the same."""
 LARGE = 1 << 14
 """Tensors of so many bytes are read on their device, and as fast as memory."""
 
@@ -101,12 +104,43 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
     return torch.arange(1, count + 1, device=device) * 0x1E3779B97F4A7C15 | 1
 
 
+SIMPLE = frozenset((bool, int, float, str, complex, type(None)))
+"""Their `repr` shows value and kind, also inside a list or dictionary."""
+
+
+def _is_simple(kind: type, value: Any) -> bool:
+    """Whether it is a container of such values only: then one `repr` is enough."""
+    if kind is list or kind is tuple:
+        return SIMPLE.issuperset(map(type, value))
+    if kind is dict:
+        return SIMPLE.issuperset(map(type, value)) and SIMPLE.issuperset(map(type, value.values()))
+    return False
+
+
+@lru_cache(4)
+def _of_long(value: str | bytes) -> bytes:
+    """What grows now and then, such as a log, is the same object until then."""
+    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+    return blake2b(data, digest_size=16).digest()
+
+
+@lru_cache(1024)
+def _name_of(kind: type) -> bytes:
+    return f"{kind.__module__}.{kind.__qualname__}".encode()
+
+
 def _feed(digest: Any, value: object, depth: int) -> None:
     if depth > DEEPEST:  # it contains itself, perhaps
         digest.update(b"deep")
         return
-    kind = type(value)
-    digest.update(f"{kind.__module__}.{kind.__qualname__}".encode())
+    kind: Any = type(value)
+    digest.update(_name_of(kind))
+    if isinstance(value, str | bytes) and kind in (str, bytes) and len(value) >= LONG:
+        digest.update(_of_long(value))
+        return
+    if kind in SIMPLE or _is_simple(kind, value):
+        digest.update(repr(value).encode())
+        return
     match value:
         case None | bool() | int() | float() | str() | complex():
             digest.update(repr(value).encode())

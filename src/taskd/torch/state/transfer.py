@@ -99,12 +99,16 @@ class StateImage:
         *,
         own: bool = False,
         gradients: bool = False,
+        parts: dict[str, Any] | None = None,
     ) -> None:
         """`own`: only what belongs to this rank alone, as it is at this moment; with `gradients`,
-        those that the step leaves to the next one belong to it."""
+        those that the step leaves to the next one belong to it. `parts`: the parts of it, if their
+        states are known."""
         if own:
             tensors = pieces.own_tensors(protected, step, gradients)
-            plain: dict[str, Any] = {"parts": pieces.own_part_states(protected, step)}
+            if parts is None:
+                parts = pieces.own_part_states(protected, step)
+            plain: dict[str, Any] = {"parts": parts}
         else:
             tensors = pieces.shared_tensors(protected, step)
             plain = pieces.plain_state(protected, pieces.shared_part_states(protected, step))
@@ -123,22 +127,28 @@ class StateImage:
             on_host = mine.device.type == "cpu"
             shape = tuple(mine.shape)
             described.append(Piece(key, shape, mine.dtype, is_distributed(tensor), on_host))
-        plain = pickle.loads(pickle.dumps(plain))
+        if described:
+            plain = pickle.loads(pickle.dumps(plain))
         self._draft = Manifest(step, incident, shard, tuple(described), (), plain, own)
         self._sealed = b""
         self._digests: tuple[bytes, ...] = ()
         self._once = threading.Lock()
         self._side = _SideStream(self._tensors)
+        if not described:
+            self.seal()  # nothing in it takes long
 
     def seal(self) -> None:
         """Compute the digests. Does nothing the second time."""
         with self._once:
-            if not self._sealed:
+            if self._sealed:
+                return
+            manifest = self._draft
+            if self._tensors:
                 with self._side.work():
                     self._tensors = [raw_bytes(tensor) for tensor in self._tensors]
-                    manifest = replace(self._draft, digests=digests(self._tensors, key_for(PLACE)))
-                self._digests = manifest.digests
-                self._sealed = seal(manifest, PLACE)
+                    self._digests = digests(self._tensors, key_for(PLACE))
+                manifest = replace(manifest, digests=self._digests)
+            self._sealed = seal(manifest, PLACE)
 
     @property
     def is_own(self) -> bool:
@@ -149,6 +159,11 @@ class StateImage:
     def on_device(self) -> bool:
         """Some of it is not in host memory."""
         return self._side.is_needed
+
+    @property
+    def head(self) -> bytes | None:
+        """All of it, where it has no tensors."""
+        return None if self._tensors else self._head()
 
     @property
     def length(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import pytest
 import torch
@@ -58,3 +59,24 @@ def test_order_of_tensors_counts() -> None:
     assert fingerprints.of_tensors([(first, one), (second, other)]) != fingerprints.of_tensors(
         [(first, other), (second, one)]
     )
+
+
+def test_kinds_and_containers_count() -> None:
+    alike: list[object] = [
+        [1, 2], (1, 2), [True, 2], [1.0, 2], ["1", 2], {1: 2}, {"1": 2}, {1: 2.0}, [[1, 2]],
+        "[1, 2]", b"[1, 2]", {1, 2}, [1, 2, None], {2: 1}, [b"1", 2], [1, [2]],
+    ]  # fmt: skip
+    assert len(set(map(fingerprints.of_value, alike))) == len(alike)
+    assert all(fingerprints.of_value(one) == fingerprints.of_value(copy(one)) for one in alike)
+
+
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_every_place_of_a_long_text_counts(kind: type) -> None:
+    def text(place: int) -> str | bytes:
+        found = ["a"] * (2 * fingerprints.LONG)
+        found[place] = "b"
+        return "".join(found) if kind is str else "".join(found).encode()
+
+    prints = {fingerprints.of_value(text(place)) for place in (0, fingerprints.LONG, -1)}
+    assert len(prints) == 3
+    assert fingerprints.of_value(text(0)) in prints, "another object with the same content"
