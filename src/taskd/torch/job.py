@@ -77,6 +77,8 @@ class Job:
         self._context, self._recovery = context, recovery
         self._cycle = StepCycle(context, recovery)
         self._has_started = False
+        self._finished: int | None = None
+        """How many steps the last loop had, if it has ended by itself."""
         self._resumed_from: Path | None = None
         self._iterator: Iterator[Any] | None = None
         """What the script iterates over, until it has begun. It must not outlive the loop."""
@@ -194,6 +196,13 @@ class Job:
             ```
         """
         context = self._context
+        if context.is_protected:
+            raise SettingsError(
+                [
+                    "protect() was called twice: a second call would replace the first. Give "
+                    "everything to one call: protect(model=[…], optimizer=[…])"
+                ]
+            )
         if elastic not in ELASTIC:
             raise SettingsError([f"unknown elastic={elastic!r} (expected accumulate or scale)"])
         if verify_every < 0:
@@ -262,7 +271,8 @@ class Job:
             Each step, to be used as `for attempt in step: with attempt: …`.
 
         Raises:
-            SettingsError: `protect` was not called, or `start` differs between ranks.
+            SettingsError: `protect` was not called, `start` differs between ranks, or an earlier
+                loop has already done all these steps.
             NotRepaired: A fault could not be repaired inside the process.
 
         Example:
@@ -385,6 +395,7 @@ class Job:
         context, recovery, position = self._context, self._recovery, self._context.position
         iterator, self._iterator = self._iterator, None
         has_predecessor = False
+        self._refuse_second_loop(total)
         if recovery is not None and not context.is_protected:
             raise SettingsError(["steps() was called before protect(): call protect() first"])
         if recovery is not None:
@@ -432,11 +443,24 @@ class Job:
             self._mark_used()
         # What the script does from here on has no pace by which it could be judged.
         context.beacon.phase("leaving", context.incident)
-        context.is_over = True
+        context.is_over, self._finished = True, number if total is None else total
         if context.manager is not None:
             final_state.keep(context)
         context.variables.leave()
         random_state.seed_step(context.base_seeds, context.step)
+
+    def _refuse_second_loop(self, total: int | None) -> None:
+        """It would have no step: the number of a step counts those of all loops."""
+        if total is not None and self._finished is not None and 0 < total <= self._finished:
+            raise SettingsError(
+                [
+                    f"steps({total}) was called after a loop over {self._finished} steps: nothing "
+                    "is left to do, because steps are counted over the whole script. To train on, "
+                    f"pass the sum of both, such as steps({self._finished + total}). To train "
+                    "again from the start, as for the next fold or seed, use one loop over all of "
+                    "it, and reset the weights and the optimizer inside an attempt"
+                ]
+            )
 
     def _refuse_counters(self, iterator: Iterator[Any] | None) -> None:
         """A replacement enters the loop in the middle."""
