@@ -46,6 +46,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ELASTIC = ("accumulate", "scale")
+_AGAIN = (
+    "To train again from the start, as for the next fold or seed, use one loop over all of it, and "
+    "reset the weights and the optimizer inside an attempt"
+)
+_PROTECTED_TWICE = (
+    "protect() was called twice: a second call would replace the first. Give everything to one "
+    f"call: protect(model=[…], optimizer=[…]). {_AGAIN}"
+)
 
 
 class Job:
@@ -197,12 +205,7 @@ class Job:
         """
         context = self._context
         if context.is_protected:
-            raise SettingsError(
-                [
-                    "protect() was called twice: a second call would replace the first. Give "
-                    "everything to one call: protect(model=[…], optimizer=[…])"
-                ]
-            )
+            raise SettingsError([_PROTECTED_TWICE])
         if elastic not in ELASTIC:
             raise SettingsError([f"unknown elastic={elastic!r} (expected accumulate or scale)"])
         if verify_every < 0:
@@ -217,6 +220,7 @@ class Job:
             raise SettingsError(problems)
         context.variables.objects.leave_to_others(*protected.objects())
         context.variables.objects.add_optimizers(protected.optimizers)
+        context.variables.objects.add_models(protected.models)
         context.elastic = elastic
         context.base_seeds = self._seeds()
         if context.manager is None:
@@ -456,9 +460,7 @@ class Job:
                 [
                     f"steps({total}) was called after a loop over {self._finished} steps: nothing "
                     "is left to do, because steps are counted over the whole script. To train on, "
-                    f"pass the sum of both, such as steps({self._finished + total}). To train "
-                    "again from the start, as for the next fold or seed, use one loop over all of "
-                    "it, and reset the weights and the optimizer inside an attempt"
+                    f"pass the sum of both, such as steps({self._finished + total}). {_AGAIN}"
                 ]
             )
 

@@ -250,3 +250,95 @@ def test_what_an_attempt_sets_back_is_set_back_in_a_replacement(tmp_path: Path) 
     patient(LoopVariables(tmp_path, 0), False, kept.append, kept.__getitem__)
     new = patient(LoopVariables(tmp_path, 0), True, kept.append, kept.__getitem__)
     assert new == [0.0, {}, []]
+
+
+class Annealed(torch.nn.Module):
+    """A model of the script that remembers more than its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.usage, self.drop = 1.0, list[float](), torch.nn.Dropout(0.5)
+
+    def forward(self) -> None:
+        self.temperature /= 2
+        self.usage.append(self.temperature)
+        self.last = len(self.usage)
+
+
+def anneal(variables: LoopVariables, first: int, joins: bool) -> Annealed:
+    net = Annealed()
+    variables.objects.leave_to_others(*net.modules())
+    variables.objects.add_models([net])
+    for _ in turns(variables, first, joins):
+        if joins:
+            break
+        variables.objects.begin_attempt()
+        net()
+        net.drop.p /= 2
+        variables.objects.undo()
+        net()
+        net.drop.p /= 2
+    return net
+
+
+def test_attributes_of_a_model_are_kept(tmp_path: Path) -> None:
+    last = anneal(LoopVariables(tmp_path, 0), 0, joins=False)
+    assert (last.temperature, last.usage, last.last) == (0.125, [0.5, 0.25, 0.125], 3)
+    assert last.drop.p == 0.0625
+    new = anneal(LoopVariables(tmp_path, 0), 2, joins=True)
+    assert (new.temperature, new.usage, new.last) == (0.25, [0.5, 0.25], 2)
+    assert new.drop.p == 0.125
+
+
+def smoothing() -> tuple[Callable[[float], None], Callable[[], object]]:
+    average, rows = 0.0, list[float]()
+
+    def add(value: float) -> None:
+        nonlocal average
+        average = (average + value) / 2
+        rows.append(average)
+
+    return add, lambda: (average, rows)
+
+
+class Total:
+    value, rows = 0, list[int]()
+
+    def add(self) -> None:
+        Total.value += 1
+        self.rows.append(Total.value)
+
+
+def hidden(variables: LoopVariables, first: int, joins: bool) -> list[object]:
+    def remember(number: int, store: list[int] = []) -> list[int]:  # noqa: B006
+        store.append(number)
+        remember.calls += 1  # type: ignore[attr-defined]
+        return store
+
+    remember.calls = 0  # type: ignore[attr-defined]
+    Total.value, Total.rows = 0, []
+    add, read = smoothing()
+    hooks, total = [add], Total()
+
+    def step(number: int) -> None:
+        for hook in hooks:
+            hook(1.0)
+        remember(number)
+        total.add()
+
+    for number in turns(variables, first, joins):
+        if not joins:
+            variables.objects.begin_attempt()
+            step(number)
+            variables.objects.undo()
+            step(number)
+            continue
+        calls = vars(remember)["calls"]
+        return [read(), (remember.__defaults__ or ())[0], calls, Total.value, Total.rows]
+    return []
+
+
+def test_what_functions_and_classes_keep_is_there_in_the_next_process(tmp_path: Path) -> None:
+    hidden(LoopVariables(tmp_path, 0), 0, joins=False)
+    found = hidden(LoopVariables(tmp_path, 0), 2, joins=True)
+    assert found == [(0.75, [0.5, 0.75]), [0, 1], 2, 2, [1, 2]]
