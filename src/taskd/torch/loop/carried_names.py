@@ -123,6 +123,19 @@ def set_outside(code: CodeType) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1024)
+def globals_set(code: CodeType) -> frozenset[str]:
+    """The global variables that a function, or one inside of it, sets."""
+    return _named(code, "STORE_GLOBAL")
+
+
+@lru_cache(maxsize=1024)
+def names_used(code: CodeType) -> frozenset[str]:
+    """The global variables and attributes that a function, or one inside of it, uses."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return frozenset(code.co_names).union(*map(names_used, inner))
+
+
+@lru_cache(maxsize=1024)
 def attributes_set(code: CodeType) -> frozenset[str]:
     """The attributes, of whatever object, that a function, or one inside of it, sets."""
     return _named(code, "STORE_ATTR")

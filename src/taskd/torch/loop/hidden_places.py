@@ -1,17 +1,19 @@
 """Where values of the script are that no variable of the loop leads to.
 
 A function keeps them in the variables of the function around it, in its defaults and in its
-attributes; a class in its attributes; a model in attributes that are neither weights nor buffers,
+attributes; a class in its attributes; another module of the script in its global variables; a model
+in attributes that are neither weights nor buffers,
 such as a temperature or the rate of a dropout.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from types import CellType, CodeType, FrameType, FunctionType, MethodType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 from torch import nn
@@ -95,6 +97,8 @@ class Reached:
         self._functions: dict[FunctionType, None] = {}
         self._classes: dict[type, None] = {}
         self._models = [part for model in models for part in model.modules()]
+        self._modules: dict[ModuleType, None] = {}
+        """Other modules of the script that the loop, or one of the functions, names."""
         self._frame_code = frame.f_code
         present, space = self._present, self._space
         types = dict.fromkeys(map(type, self._models))
@@ -109,6 +113,14 @@ class Reached:
             if id(one) not in seen:
                 seen.add(id(one))
                 todo += self._found_in(one)
+            if not todo:  # another function may have used more of a module
+                used = self._names_used()
+                inner = (vars(one).get(name) for one in self._modules for name in sorted(used))
+                todo = [one for one in inner if one is not None and id(one) not in seen]
+
+    def _names_used(self) -> frozenset[str]:
+        codes = [self._frame_code, *(one.__code__ for one in self._functions)]
+        return frozenset[str]().union(*map(carried_names.names_used, codes))
 
     def _found_in(self, one: Any) -> Iterable[Any]:
         if isinstance(one, MethodType):
@@ -124,14 +136,18 @@ class Reached:
                 return ()
             self._functions[one] = None
             inner = [cell.read() for cell in map(Cell, one.__closure__ or ())]
-            names = carried_names.globals_of(one.__code__) if self._is_here(one) else ()
-            return *inner, *(self._space.get(name) for name in sorted(names))
+            names = carried_names.globals_of(one.__code__)
+            return *inner, *(one.__globals__.get(name) for name in sorted(names))
         if type(one) in (list, tuple, dict):
             return islice(one.values() if type(one) is dict else one, _FEW)
         if isinstance(one, type):
             if object_kinds.is_of_script(one.__module__) and not issubclass(one, nn.Module):
                 self._classes[one] = None
                 return _methods(one)
+            return ()
+        if isinstance(one, ModuleType):
+            if object_kinds.is_of_script(one.__name__) and vars(one) is not self._space:
+                self._modules[one] = None
             return ()
         if object_kinds.kind_of(type(one)) is Kind.OWN:
             return type(one), *object_kinds.attributes(one).values()
@@ -158,10 +174,12 @@ class Reached:
                         continue
                     seen.add(id(place.cell))
                 _add(found, f"{name} of {function.__qualname__}", place)
+        for module, names in self._variables_of_modules(stored).items():
+            for name in sorted(names):
+                _add(found, f"{module.__name__}.{name}", Attribute(module, name))
         for class_ in self._classes:
             for name, value in vars(class_).items():
-                is_plain = type(value) in object_kinds.SCALARS and name in stored
-                if not name.startswith("__") and (is_plain or object_kinds.is_changeable(value)):
+                if not name.startswith("__") and _may_change(value, name in stored):
                     _add(found, f"{name} of {class_.__qualname__}", Attribute(class_, name))
         shared, types = set[int](), dict.fromkeys(map(type, self._models))
         by_methods = {one: _set_by_methods(one) for one in types}
@@ -169,6 +187,27 @@ class Reached:
             for name in _of_model(part, by_methods[type(part)], stored, shared):
                 _add(found, f"{name} of {type(part).__name__} {number}", Attribute(part, name))
         return found
+
+    def _variables_of_modules(self, stored: Collection[str]) -> dict[ModuleType, set[str]]:
+        used, found = self._names_used(), dict[ModuleType, set[str]]()
+        for module in self._modules:
+            space = vars(module)
+            names = {one for one in used & space.keys() if _may_change(space[one], one in stored)}
+            found.setdefault(module, set()).update(names)
+        for function in self._functions:
+            home, space = sys.modules.get(function.__module__), function.__globals__
+            if home is None or vars(home) is not space or space is self._space:
+                continue
+            read = carried_names.globals_of(function.__code__) & space.keys()
+            names = {one for one in read if object_kinds.is_changeable(space[one])}
+            names |= carried_names.globals_set(function.__code__)
+            found.setdefault(home, set()).update(names)
+        return found
+
+
+def _may_change(value: Any, is_set: bool) -> bool:
+    is_plain = is_set and type(value) in object_kinds.SCALARS
+    return is_plain or object_kinds.is_changeable(value)
 
 
 def _add(found: dict[str, Place], name: str, place: Place) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from copy import copy
 from enum import Enum
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -297,13 +297,14 @@ class Undone:
 
 def unprotected_attributes(frame: FrameType, protected: Collection[object]) -> list[str]:
     """Attributes that an attempt reads and then sets, of objects that are neither protected nor of
-    a class of the script."""
+    a class or module of the script."""
     names = carried_names.attributes_of_innermost_loop(frame.f_code, frame.f_lasti)
     found = []
     present = frame_locals.read(frame) if names else {}
     for variable, attribute in names:
         owner = present.get(variable, frame.f_globals.get(variable))
         is_own = object_kinds.kind_of(type(owner)) is object_kinds.Kind.OWN
+        is_own |= isinstance(owner, ModuleType) and object_kinds.is_of_script(owner.__name__)
         is_known = owner is None or is_own or any(owner is one for one in protected)
         if not is_known and _kind(getattr(owner, attribute, owner)) is not Kind.OTHER:
             found.append(f"{variable}.{attribute}")

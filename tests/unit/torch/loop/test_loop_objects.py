@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -342,3 +344,62 @@ def test_what_functions_and_classes_keep_is_there_in_the_next_process(tmp_path: 
     hidden(LoopVariables(tmp_path, 0), 0, joins=False)
     found = hidden(LoopVariables(tmp_path, 0), 2, joins=True)
     assert found == [(0.75, [0.5, 0.75]), [0, 1], 2, 2, [1, 2]]
+
+
+ENGINE = """
+import helper
+seen, losses = 0, []
+
+def train(number):
+    global seen
+    seen += 1
+    losses.append(number)
+    helper.note()
+"""
+HELPER = """
+stats, count, limit = {"n": 0}, 0, 7
+
+def note():
+    stats["n"] += 1
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+    """Imports the modules of a script, as in a new process."""
+    (tmp_path / "engine.py").write_text(ENGINE)
+    (tmp_path / "helper.py").write_text(HELPER)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load() -> Any:
+        for name in ("engine", "helper"):
+            sys.modules.pop(name, None)
+        return importlib.import_module("engine"), importlib.import_module("helper")
+
+    yield load
+    for name in ("engine", "helper"):
+        sys.modules.pop(name, None)
+
+
+def with_modules(
+    variables: LoopVariables, first: int, joins: bool, load: Callable[[], Any]
+) -> list[object]:
+    engine, helper = load()
+    for number in turns(variables, first, joins):
+        if joins:
+            return [engine.seen, engine.losses, helper.stats, helper.count, helper.limit]
+        variables.objects.begin_attempt()
+        engine.train(number)
+        helper.count += 1
+        variables.objects.undo()
+        engine.train(number)
+        helper.count += 1
+    return []
+
+
+def test_global_variables_of_other_modules_of_the_script_are_kept(
+    tmp_path: Path, modules: Callable[[], Any]
+) -> None:
+    with_modules(LoopVariables(tmp_path, 0), 0, False, modules)
+    found = with_modules(LoopVariables(tmp_path, 0), 2, True, modules)
+    assert found == [2, [0, 1], {"n": 2}, 2, 7]
