@@ -29,7 +29,7 @@ from taskd.torch.copies import final_state
 from taskd.torch.data.batch_feed import open_feed
 from taskd.torch.groups import ddp_buckets, ddp_buffers, ddp_hook_state, sealed_objects
 from taskd.torch.groups.all_groups import Mode
-from taskd.torch.loop import loop_variables
+from taskd.torch.loop import loop_variables, refused_loops
 from taskd.torch.loop.framework_loop import FrameworkLoop
 from taskd.torch.loop.section import Section
 from taskd.torch.recovery import Recovery
@@ -46,14 +46,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ELASTIC = ("accumulate", "scale")
-_AGAIN = (
-    "To train again from the start, as for the next fold or seed, use one loop over all of it, and "
-    "reset the weights and the optimizer inside an attempt"
-)
-_PROTECTED_TWICE = (
-    "protect() was called twice: a second call would replace the first. Give everything to one "
-    f"call: protect(model=[…], optimizer=[…]). {_AGAIN}"
-)
 
 
 class Job:
@@ -205,7 +197,7 @@ class Job:
         """
         context = self._context
         if context.is_protected:
-            raise SettingsError([_PROTECTED_TWICE])
+            raise refused_loops.protected_twice()
         if elastic not in ELASTIC:
             raise SettingsError([f"unknown elastic={elastic!r} (expected accumulate or scale)"])
         if verify_every < 0:
@@ -399,7 +391,8 @@ class Job:
         context, recovery, position = self._context, self._recovery, self._context.position
         iterator, self._iterator = self._iterator, None
         has_predecessor = False
-        self._refuse_second_loop(total)
+        if total is not None and self._finished is not None and 0 < total <= self._finished:
+            raise refused_loops.nothing_left(total, self._finished)
         if recovery is not None and not context.is_protected:
             raise SettingsError(["steps() was called before protect(): call protect() first"])
         if recovery is not None:
@@ -453,29 +446,11 @@ class Job:
         context.variables.leave()
         random_state.seed_step(context.base_seeds, context.step)
 
-    def _refuse_second_loop(self, total: int | None) -> None:
-        """It would have no step: the number of a step counts those of all loops."""
-        if total is not None and self._finished is not None and 0 < total <= self._finished:
-            raise SettingsError(
-                [
-                    f"steps({total}) was called after a loop over {self._finished} steps: nothing "
-                    "is left to do, because steps are counted over the whole script. To train on, "
-                    f"pass the sum of both, such as steps({self._finished + total}). {_AGAIN}"
-                ]
-            )
-
     def _refuse_counters(self, iterator: Iterator[Any] | None) -> None:
         """A replacement enters the loop in the middle."""
         names = [] if iterator is None else self._context.variables.counters(iterator)
         if names:
-            around = " and ".join(names)
-            raise SettingsError(
-                [
-                    f"the loop over the steps uses {around}(): in the replacement of a lost rank "
-                    "it would begin at its start. Count with the number of the step, which is an "
-                    "int, and choose by it what belongs to the step"
-                ]
-            )
+            raise refused_loops.counters(names)
 
     def _check_hooks(self) -> None:
         protected = self._context.protected

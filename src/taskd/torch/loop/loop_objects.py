@@ -216,6 +216,8 @@ class LoopObjects:
             if type(value) in object_kinds.SCALARS:
                 found[name] = value
                 continue
+            if object_kinds.is_shared(value):
+                self._warn_if_changed(name, value, NotPlain("other threads or processes use it"))
             writing = object_writer.Writing(self._others, self._refused)
             try:
                 self._refused.check(value)

@@ -226,6 +226,10 @@ def is_at_work(names: dict[str, Any]) -> bool:
     return any(type_.__module__.partition(".")[0] in _WORKERS for type_ in others)
 
 
+def is_shared(value: Any) -> bool:
+    return kind_of(type(value)) is Kind.OWN and is_at_work(attributes(value))
+
+
 def name_of(type_: type) -> tuple[str, str]:
     return type_.__module__, type_.__qualname__
 

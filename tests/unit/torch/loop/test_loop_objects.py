@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,28 @@ def test_what_is_too_large_is_named_if_it_changes(
             device.add(1)
     named = [one.args[0] for one in caplog.records if isinstance(one.args, tuple)]
     assert named == ["average", "bank", "rows"]
+
+
+class Prefetcher:
+    """A thread fills its queue."""
+
+    def __init__(self) -> None:
+        self.batches, self.taken = Queue[int](), 0
+
+    def take(self) -> None:
+        self.taken += 1
+
+
+def test_object_that_threads_use_is_named_if_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables, data, other = LoopVariables(tmp_path, 0), Prefetcher(), Prefetcher()
+    with caplog.at_level(logging.WARNING):
+        for _ in turns(variables, 0, joins=False):
+            data.take()
+            other.batches.qsize()
+    named = [one.args for one in caplog.records if isinstance(one.args, tuple)]
+    assert named == [("data", "other threads or processes use it")]
 
 
 class Color(Enum):
