@@ -92,15 +92,15 @@ class Reached:
     def __init__(
         self, frame: FrameType, names: Iterable[str], models: Collection[nn.Module] = ()
     ) -> None:
-        self._space, self._present = frame.f_globals, frame_locals.read(frame)
-        self._own = {id(cell) for cell in _cells_of(frame, self._present)}
+        self._space, present = frame.f_globals, frame_locals.read(frame)
+        self._own = {id(cell) for cell in _cells_of(frame, present)}
         self._functions: dict[FunctionType, None] = {}
         self._classes: dict[type, None] = {}
         self._models = [part for model in models for part in model.modules()]
         self._modules: dict[ModuleType, None] = {}
         """Other modules of the script that the loop, or one of the functions, names."""
         self._frame_code = frame.f_code
-        present, space = self._present, self._space
+        space = self._space
         types = dict.fromkeys(map(type, self._models))
         self._search([present.get(name, space.get(name)) for name in sorted(names)], types)
 
