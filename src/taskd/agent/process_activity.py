@@ -3,7 +3,7 @@
 A rank that saves a checkpoint, evaluates or compiles completes no step for a long time, but it does
 something: its stack changes, it reads or writes, it takes memory, or its children work. A rank that
 waits for its own children, such as the workers of a DataLoader, counts as busy: they may wait for a
-slow disk. So does a rank that waits for an answer over a Python socket. A rank that spins in the
+slow disk. If a signal has stopped one of them, it does not. So does a rank that waits for an answer over a Python socket. A rank that spins in the
 same few lines of Python does none of this. A computation inside a native call looks the same as
 being stuck in that call; such a rank counts as working until much later. On a busy machine a rank
 may do nothing because it gets no CPU: the time that a thread of it has waited for one is measured.
@@ -68,6 +68,8 @@ class Counters:
     """Read and written."""
     children: int
     """How many processes it has started that have not been waited for."""
+    stopped_children: int
+    """How many of them a signal has stopped."""
     children_s: float
     """CPU time of its descendants."""
 
@@ -135,7 +137,7 @@ class ProcessActivity:
             self.busy = (
                 used > BUSY_SHARE
                 or counters.state in _RUNNABLE
-                or (self._waits_for_child and counters.children > 0)
+                or (self._waits_for_child and counters.children > counters.stopped_children == 0)
                 or self._waits_for_service
                 or self._is_unread(now)
             )
@@ -203,7 +205,15 @@ def read_counters(pid: int) -> Counters:
     fields = _stat(pid)
     children = _children(pid)
     work_s = sum(map(_tree_s, children))
-    return Counters(fields[0], _cpu_s(fields), int(fields[7]), _bytes(pid), len(children), work_s)
+    return Counters(
+        fields[0],
+        _cpu_s(fields),
+        int(fields[7]),
+        _bytes(pid),
+        len(children),
+        sum(map(is_stopped, children)),
+        work_s,
+    )
 
 
 def _stat(pid: int | str) -> list[str]:

@@ -29,7 +29,7 @@ from taskd.torch.copies import final_state
 from taskd.torch.data.batch_feed import open_feed
 from taskd.torch.groups import ddp_buckets, ddp_buffers, ddp_hook_state, sealed_objects
 from taskd.torch.groups.all_groups import Mode
-from taskd.torch.loop import loop_variables
+from taskd.torch.loop import loop_variables, refused_loops
 from taskd.torch.loop.framework_loop import FrameworkLoop
 from taskd.torch.loop.section import Section
 from taskd.torch.recovery import Recovery
@@ -77,6 +77,8 @@ class Job:
         self._context, self._recovery = context, recovery
         self._cycle = StepCycle(context, recovery)
         self._has_started = False
+        self._finished: int | None = None
+        """How many steps the last loop had, if it has ended by itself."""
         self._resumed_from: Path | None = None
         self._iterator: Iterator[Any] | None = None
         """What the script iterates over, until it has begun. It must not outlive the loop."""
@@ -194,6 +196,8 @@ class Job:
             ```
         """
         context = self._context
+        if context.is_protected:
+            raise refused_loops.protected_twice()
         if elastic not in ELASTIC:
             raise SettingsError([f"unknown elastic={elastic!r} (expected accumulate or scale)"])
         if verify_every < 0:
@@ -208,6 +212,7 @@ class Job:
             raise SettingsError(problems)
         context.variables.objects.leave_to_others(*protected.objects())
         context.variables.objects.add_optimizers(protected.optimizers)
+        context.variables.objects.add_models(protected.models)
         context.elastic = elastic
         context.base_seeds = self._seeds()
         if context.manager is None:
@@ -262,7 +267,8 @@ class Job:
             Each step, to be used as `for attempt in step: with attempt: …`.
 
         Raises:
-            SettingsError: `protect` was not called, or `start` differs between ranks.
+            SettingsError: `protect` was not called, `start` differs between ranks, or an earlier
+                loop has already done all these steps.
             NotRepaired: A fault could not be repaired inside the process.
 
         Example:
@@ -385,6 +391,8 @@ class Job:
         context, recovery, position = self._context, self._recovery, self._context.position
         iterator, self._iterator = self._iterator, None
         has_predecessor = False
+        if total is not None and self._finished is not None and 0 < total <= self._finished:
+            raise refused_loops.nothing_left(total, self._finished)
         if recovery is not None and not context.is_protected:
             raise SettingsError(["steps() was called before protect(): call protect() first"])
         if recovery is not None:
@@ -432,7 +440,7 @@ class Job:
             self._mark_used()
         # What the script does from here on has no pace by which it could be judged.
         context.beacon.phase("leaving", context.incident)
-        context.is_over = True
+        context.is_over, self._finished = True, number if total is None else total
         if context.manager is not None:
             final_state.keep(context)
         context.variables.leave()
@@ -442,14 +450,7 @@ class Job:
         """A replacement enters the loop in the middle."""
         names = [] if iterator is None else self._context.variables.counters(iterator)
         if names:
-            around = " and ".join(names)
-            raise SettingsError(
-                [
-                    f"the loop over the steps uses {around}(): in the replacement of a lost rank "
-                    "it would begin at its start. Count with the number of the step, which is an "
-                    "int, and choose by it what belongs to the step"
-                ]
-            )
+            raise refused_loops.counters(names)
 
     def _check_hooks(self) -> None:
         protected = self._context.protected

@@ -164,6 +164,17 @@ def test_process_that_waits_for_its_child_is_busy(tmp_path: Path, code: str, bus
         assert activity.busy is busy
 
 
+def test_process_that_waits_for_a_stopped_child_is_not_busy(tmp_path: Path) -> None:
+    stops = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    code = f"import subprocess\nsubprocess.run([sys.executable, '-c', {stops!r}])"
+    with watched(tmp_path, code) as (activity, asked):
+        look(activity, asked, ENOUGH)
+        until = monotonic() + DEADLINE_S
+        while activity.busy and monotonic() < until:  # the child may still be starting
+            look(activity, asked, len(asked) + 1)
+        assert not activity.busy
+
+
 @pytest.mark.parametrize(
     ("file", "waits"),
     [("taskd/torch/groups/transport.py", True), ("taskd/torch/startup/start_mark.py", False)],

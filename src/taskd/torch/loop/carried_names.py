@@ -149,6 +149,25 @@ def set_outside(code: CodeType) -> frozenset[str]:
     return outer | _named(code, "STORE_GLOBAL")
 
 
+@by_identity(1024)
+def globals_set(code: CodeType) -> frozenset[str]:
+    """The global variables that a function, or one inside of it, sets."""
+    return _named(code, "STORE_GLOBAL")
+
+
+@by_identity(1024)
+def names_used(code: CodeType) -> frozenset[str]:
+    """The global variables and attributes that a function, or one inside of it, uses."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return frozenset(code.co_names).union(*map(names_used, inner))
+
+
+@by_identity(1024)
+def attributes_set(code: CodeType) -> frozenset[str]:
+    """The attributes, of whatever object, that a function, or one inside of it, sets."""
+    return _named(code, "STORE_ATTR")
+
+
 def _named(code: CodeType, *operations: str) -> frozenset[str]:
     found = {one.argval for one in dis.get_instructions(code) if one.opname in operations}
     inner = (one for one in code.co_consts if isinstance(one, CodeType))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -26,6 +26,7 @@ from taskd.torch.loop import (
     written_objects,
 )
 from taskd.torch.loop.attempt_values import put_into
+from taskd.torch.loop.hidden_places import Place, Reached
 from taskd.torch.loop.object_content import Content
 from taskd.torch.loop.object_kinds import Kind
 from taskd.torch.loop.written_objects import NotPlain
@@ -36,8 +37,6 @@ _STATEFUL = (Optimizer, LRScheduler, AveragedModel)
 """They have no other use than to go from step to step."""
 _OF_OPTIMIZERS = frozenset(("defaults", "state", "param_groups", "_zero_grad_profile_name"))
 """Attributes of every optimizer. They are protected, or never change."""
-MAX_FUNCTIONS = 200
-"""How many functions of the script are searched for the variables that they use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ class Names:
     """Of both, the ones that functions set: the variable has to be set again, not an object."""
     read: tuple[str, ...] = ()
     """All variables that the loop reads."""
+    called: frozenset[str] = frozenset()
+    """Global variables that the functions read which it calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class LoopObjects:
         """The ids of objects that are kept in another way."""
         self._optimizers: dict[str, Optimizer] = {}
         """The protected ones whose class is not torch's, by the names for their attributes."""
+        self._models: Sequence[nn.Module] = ()
+        self._reached: Reached | None = None
+        self._places: dict[str, Place] = {}
+        self._absent: list[Place] = []
+        """Those that had no value when the attempt began."""
         self._first: dict[str, Any] | None = None
         """What they contained before the first step of this process, written down."""
         self._has_put = False
@@ -96,9 +102,13 @@ class LoopObjects:
     ) -> None:
         """`carried`: variables of the loop that are kept by themselves."""
         if frame is None:
-            self._names = Names()
+            self._names, self._reached, self._places = Names(), None, {}
         elif frame is not self._frame or (carried, kept) != (self._carried, self._kept):
-            self._names = _find(frame, carried, kept.others)
+            if frame is not self._frame or self._reached is None:
+                read = carried_names.uses_of_loop(frame.f_code, frame.f_lasti).read
+                self._reached = Reached(frame, read, self._models)
+                self._places = self._reached.places()
+            self._names = _find(frame, self._reached, carried, kept.others)
         self._frame, self._carried, self._kept = frame, carried, kept
 
     def leave_to_others(self, *objects: object) -> None:
@@ -113,6 +123,10 @@ class LoopObjects:
             if not type(one).__module__.startswith("torch.")
         }
 
+    def add_models(self, models: Sequence[nn.Module]) -> None:
+        """A model may have counters and the like besides its weights and buffers."""
+        self._models = models
+
     def covers(self, function: object) -> bool:
         """Whether variables around this function are among those of the loop."""
         space = getattr(function, "__globals__", None)
@@ -126,6 +140,15 @@ class LoopObjects:
             for name, value in found.items()
             if isinstance(value, _STATEFUL) and not self._is_protected(value)
         )
+
+    def iterators(self) -> list[str]:
+        """What the loop, or a function that it calls, may take the next element of."""
+        if self._frame is None:
+            return []
+        space, places = self._frame.f_globals, self._places
+        found = self._used() | {one: space[one] for one in self._names.called if one in space}
+        found |= {name: place.read() for name, place in places.items()}
+        return sorted(name for name, value in found.items() if object_kinds.is_iterator(value))
 
     def other_modules(self) -> dict[str, nn.Module]:
         """Modules that the loop uses and that are not protected."""
@@ -158,11 +181,9 @@ class LoopObjects:
         """Remember what they contain."""
         present = dict(self._present())
         self._content = Content(present.values(), self._others)
-        self._bound = {
-            name: value
-            for name, value in present.items()
-            if name in self._names.rebound or "." in name
-        }
+        self._bound = {name: value for name, value in present.items() if self._is_set(name)}
+        places = self._places.values()
+        self._absent = [one for one in places if one.read() is written_objects.MISSING]
 
     def undo(self) -> None:
         """The attempt was abandoned."""
@@ -170,6 +191,8 @@ class LoopObjects:
             self._content.put_back()
             for name, value in self._bound.items():
                 self._set(name, value)
+            for place in self._absent:
+                place.set(written_objects.MISSING)
 
     def written(self) -> dict[str, Any]:
         """What has changed in them since the first step, in a form for another process."""
@@ -190,10 +213,15 @@ class LoopObjects:
         found = {}
         self._refused.begin()
         for name, value in self._present():
+            if type(value) in object_kinds.SCALARS:
+                found[name] = value
+                continue
+            if object_kinds.is_shared(value):
+                self._warn_if_changed(name, value, NotPlain("other threads or processes use it"))
             writing = object_writer.Writing(self._others, self._refused)
             try:
                 self._refused.check(value)
-                found[name] = writing.write(value)
+                found[name] = writing.write(value, is_attribute=name in self._places)
             except NotPlain as problem:
                 self._refused.add(value, problem)
                 self._warn_if_changed(name, value, problem)
@@ -224,8 +252,7 @@ class LoopObjects:
         present, done = dict(self._present()), dict[int, Any]()
         for name, one in content.items():
             old = present.get(name, written_objects.MISSING)
-            is_set = name in self._names.rebound or "." in name
-            if old is written_objects.MISSING and not is_set:
+            if old is written_objects.MISSING and not self._is_set(name):
                 continue
             try:
                 new = object_reader.put(one, old, done)
@@ -235,11 +262,18 @@ class LoopObjects:
             if new is not old:
                 self._set(name, new)
 
+    def _is_set(self, name: str) -> bool:
+        """Whether the name gets the object, and not only the object its content."""
+        is_attribute = name.rpartition(".")[0] in self._optimizers
+        return name in self._names.rebound or name in self._places or is_attribute
+
     def _set(self, name: str, value: Any) -> None:
         if self._frame is None:
             return
         owner, _, attribute = name.rpartition(".")
-        if owner:
+        if name in self._places:
+            self._places[name].set(value)
+        elif owner in self._optimizers:
             setattr(self._optimizers[owner], attribute, value)
         elif name in self._names.outer:
             self._frame.f_globals[name] = value
@@ -259,6 +293,12 @@ class LoopObjects:
                 if is_kept and (name in rebound or object_kinds.is_changeable(value)):
                     yield name, value
         yield from self._attributes_of_optimizers()
+        for name, place in self._places.items():
+            value = place.read()
+            is_kept = value is not written_objects.MISSING and id(value) not in self._others
+            is_plain = type(value) in object_kinds.SCALARS
+            if is_kept and (is_plain or object_kinds.is_changeable(value)):
+                yield name, value
 
     def _attributes_of_optimizers(self) -> Iterator[tuple[str, Any]]:
         for owner, optimizer in self._optimizers.items():
@@ -289,12 +329,14 @@ class LoopObjects:
         )
 
 
-def _find(frame: FrameType, carried: Collection[str], set_again: Collection[str]) -> Names:
+def _find(
+    frame: FrameType, reached: Reached, carried: Collection[str], set_again: Collection[str]
+) -> Names:
     uses = carried_names.uses_of_loop(frame.f_code, frame.f_lasti)
     if not (uses.read or uses.set_outside or set_again):
         return Names()
     read, rebound = set(uses.read), set(uses.set_outside)
-    for function in _reached(frame, uses.read):
+    for function in reached.codes():
         read |= carried_names.globals_of(function)
         rebound |= carried_names.set_outside(function)
     is_module = frame_locals.is_module(frame)
@@ -305,28 +347,13 @@ def _find(frame: FrameType, carried: Collection[str], set_again: Collection[str]
     theirs = (read | rebound) - own - (uses.fresh | set(carried) if is_module else set())
     outer = {name for name in theirs if name in rebound or _may_change(name, frame.f_globals)}
     return Names(
-        tuple(sorted(mine)), tuple(sorted(outer)), frozenset(rebound), tuple(sorted(uses.read))
+        tuple(sorted(mine)),
+        tuple(sorted(outer)),
+        frozenset(rebound),
+        read=tuple(sorted(uses.read)),
+        called=frozenset(read - uses.read),
     )
 
 
 def _may_change(name: str, present: dict[str, Any]) -> bool:
     return name in present and object_kinds.is_changeable(present[name])
-
-
-def _reached(frame: FrameType, names: Collection[str]) -> Iterator[CodeType]:
-    """The code of the script's functions that the loop can call."""
-    space, present = frame.f_globals, frame_locals.read(frame)
-    todo: list[Any] = [present.get(name, space.get(name)) for name in names]
-    seen = set[int]()
-    while todo and len(seen) < MAX_FUNCTIONS:
-        one = todo.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, MethodType):
-            todo += [one.__func__, one.__self__]
-        elif isinstance(one, FunctionType) and one.__globals__ is space:
-            yield one.__code__
-            todo += [space.get(name) for name in carried_names.globals_of(one.__code__)]
-        elif object_kinds.kind_of(type(one)) is Kind.OWN:
-            todo += object_kinds.functions_of(one)

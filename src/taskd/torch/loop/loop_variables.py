@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from copy import copy
 from enum import Enum
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,14 @@ from taskd.torch.loop.attempt_values import (
     put_into,
 )
 from taskd.torch.loop.loop_objects import Kept, LoopObjects
+from taskd.torch.loop.object_kinds import is_iterator
 
 log = logging.getLogger(__name__)
 
 PART = "variables of the loop"
 """The name of their part in the protected state."""
+WATCHED_TURNS = 4
+"""In so many turns of a process, iterators are looked for in all that the loop uses."""
 _PACKAGE = __name__.rpartition(".")[0].rpartition(".")[0]
 
 
@@ -69,6 +72,7 @@ class LoopVariables:
         self.objects = LoopObjects()
         """What the steps change in place."""
         self._has_warned = False
+        self._looked_at = 0
         self._is_off = False
 
     def switch_off(self) -> None:
@@ -212,15 +216,46 @@ class LoopVariables:
 
     def _warn(self) -> None:
         """An iterator has a position that no other process can have."""
-        for name, value in self._values(Kind.OTHER):
-            if hasattr(value, "__next__"):
-                self._has_warned = True
-                log.warning(
-                    "the iterator %r goes from one step to the next: a repeated step and a "
-                    "replacement would get other data. Use job.batches(loader), or choose the "
-                    "batch by the number of the step",
-                    name,
-                )
+        carried = (name for name, value in self._values(Kind.OTHER) if is_iterator(value))
+        self._looked_at += 1
+        if self._looked_at == 1:
+            self._warn_about_loops_around()
+        names = {*carried, *(self.objects.iterators() if self._looked_at <= WATCHED_TURNS else ())}
+        for name in sorted(names):
+            self._has_warned = True
+            log.warning(
+                "the iterator %r goes from one step to the next: a repeated step and a "
+                "replacement would get other data. Use job.batches(loader), or choose the "
+                "batch by the number of the step",
+                name,
+            )
+
+    def _warn_about_loops_around(self) -> None:
+        """The attempts are in a generator of the script, and another loop takes its elements."""
+        frame, inner = self._frame, ""
+        while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+            inner, frame = inner or frame.f_code.co_name, frame.f_back
+            if frame is None or not (names := _kept_around(frame)):
+                continue
+            log.warning(
+                "the attempts are in the generator %s(), and the loop over it in %s() has state of "
+                "its own, which a replacement would not get: %s. Move this state into %s(), into "
+                "an object that %s() uses, or into an object with state_dict and load_state_dict "
+                "that is given to protect()",
+                inner,
+                frame.f_code.co_name,
+                ", ".join(names),
+                inner,
+                inner,
+            )
+
+
+def _kept_around(frame: FrameType) -> list[str]:
+    carried = {*carried_names.of_loop(frame.f_code, frame.f_lasti)}
+    uses = carried_names.uses_of_loop(frame.f_code, frame.f_lasti)
+    present = frame_locals.read(frame)
+    changed = (name for name in uses.read - uses.fresh if name in present)
+    return sorted(carried.union(one for one in changed if object_kinds.is_changeable(present[one])))
 
 
 class Undone:
@@ -265,13 +300,14 @@ class Undone:
 
 def unprotected_attributes(frame: FrameType, protected: Collection[object]) -> list[str]:
     """Attributes that an attempt reads and then sets, of objects that are neither protected nor of
-    a class of the script."""
+    a class or module of the script."""
     names = carried_names.attributes_of_innermost_loop(frame.f_code, frame.f_lasti)
     found = []
     present = frame_locals.read(frame) if names else {}
     for variable, attribute in names:
         owner = present.get(variable, frame.f_globals.get(variable))
         is_own = object_kinds.kind_of(type(owner)) is object_kinds.Kind.OWN
+        is_own |= isinstance(owner, ModuleType) and object_kinds.is_of_script(owner.__name__)
         is_known = owner is None or is_own or any(owner is one for one in protected)
         if not is_known and _kind(getattr(owner, attribute, owner)) is not Kind.OTHER:
             found.append(f"{variable}.{attribute}")

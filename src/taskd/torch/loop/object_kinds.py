@@ -12,14 +12,15 @@ import sys
 import sysconfig
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, auto
 from fractions import Fraction
 from functools import cache
+from io import IOBase
 from pathlib import Path, PosixPath, PurePosixPath
-from types import MemberDescriptorType, SimpleNamespace
+from types import GeneratorType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 from zlib import crc32
@@ -91,7 +92,7 @@ UNCHANGING = (Kind.SCALAR, Kind.OTHER)
 def _find_kind(type_: type) -> Kind:
     if type_ in SCALARS:
         return Kind.SCALAR
-    if type_ in (list, tuple, set, frozenset, deque) or is_named_tuple(type_):
+    if type_ in (list, tuple, set, frozenset, deque, bytearray) or is_named_tuple(type_):
         return Kind.MANY
     if type_ in (dict, OrderedDict, defaultdict, Counter):
         return Kind.MAPPING
@@ -103,7 +104,7 @@ def _find_kind(type_: type) -> Kind:
         return Kind.OTHER
     if not type_.__dictoffset__ and not _slots(type_) and not issubclass(type_, _BASES):
         return Kind.OTHER
-    is_own = type_ in (Namespace, SimpleNamespace) or _is_of_script(type_.__module__)
+    is_own = type_ in (Namespace, SimpleNamespace) or is_of_script(type_.__module__)
     return Kind.OWN if is_own else Kind.OTHER
 
 
@@ -115,7 +116,7 @@ def is_frozen(type_: type) -> bool:
     return type_ in FROZEN or issubclass(type_, tuple)
 
 
-def _is_of_script(module: str) -> bool:
+def is_of_script(module: str) -> bool:
     if module == "__main__":
         return True
     path = getattr(sys.modules.get(module), "__file__", None)
@@ -140,11 +141,11 @@ def is_changeable(value: Any) -> bool:
     return kind not in UNCHANGING
 
 
-def functions_of(value: object) -> Iterator[Any]:
-    """The methods of an object of the script: they may use other objects."""
-    for type_ in type(value).__mro__:
-        if _is_of_script(type_.__module__):
-            yield from vars(type_).values()
+def is_iterator(value: Any) -> bool:
+    """Whether it has a position that no other process can have."""
+    if isinstance(value, GeneratorType):  # one that runs is around us
+        return not value.gi_running
+    return hasattr(type(value), "__next__") and not isinstance(value, IOBase)
 
 
 def attributes(value: object) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def _find_slots(type_: type) -> frozenset[str]:
         name
         for one in type_.__mro__
         for name, member in vars(one).items()
-        if isinstance(member, MemberDescriptorType) and _is_of_script(one.__module__)
+        if isinstance(member, MemberDescriptorType) and is_of_script(one.__module__)
     )
 
 
@@ -223,6 +224,10 @@ def is_at_work(names: dict[str, Any]) -> bool:
     under them."""
     others = set(map(type, names.values())) - SCALARS
     return any(type_.__module__.partition(".")[0] in _WORKERS for type_ in others)
+
+
+def is_shared(value: Any) -> bool:
+    return kind_of(type(value)) is Kind.OWN and is_at_work(attributes(value))
 
 
 def name_of(type_: type) -> tuple[str, str]:

@@ -84,7 +84,8 @@ class Refused:
 
 
 def form(value: Any) -> tuple[int, ...]:
-    """It changes when a list grows, or is full and takes new items for old ones."""
+    """It changes when a list grows, or is full and takes new items for old ones, and when an object
+    counts something."""
     match kind_of(type(value)):
         case Kind.MANY if isinstance(value, list | tuple | deque) and value:
             return len(value), id(value[0]), id(value[-1])
@@ -92,6 +93,9 @@ def form(value: Any) -> tuple[int, ...]:
             return (len(value),)
         case Kind.MAPPING:
             return len(value), *map(id, islice(value.values(), _SEEN))
+        case Kind.OWN:
+            there = attributes(value).values()
+            return tuple(hash(one) for one in there if type(one) in SCALARS)
         case _:
             return ()
 

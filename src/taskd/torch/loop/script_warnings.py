@@ -37,6 +37,7 @@ class ScriptWarnings:
         self._modules: dict[str, object] = {}
         """Modules that are not protected: a form that shows whether they have changed."""
         self._steps = 0
+        self._named = set[str]()
         self._param_groups = -1
         """How many groups of parameters the optimizers had in the first step."""
         self._last_weights = (-1, 0)
@@ -52,6 +53,7 @@ class ScriptWarnings:
         self._check_buffers()
         self._check_weights()
         self._check_param_groups()
+        self._forgotten()
         if self._steps < WATCHED_STEPS:
             self._check_modules()
         self._steps += 1
@@ -77,7 +79,6 @@ class ScriptWarnings:
         if code is None or self._has_warned_about_variables or self._context.manager is None:
             return
         self._has_warned_about_variables = True
-        self._forgotten()
         if self._context.variables.objects.covers(function):
             return
         if names := carried_names.of_function(code):
@@ -94,7 +95,6 @@ class ScriptWarnings:
         if self._has_warned_about_variables or not self._context.is_protected:
             return
         self._has_warned_about_variables = True
-        self._forgotten()
         protected = self._context.protected
         if names := loop_variables.unprotected_attributes(frame, protected.objects()):
             log.warning(
@@ -105,7 +105,12 @@ class ScriptWarnings:
             )
 
     def _forgotten(self) -> None:
-        if names := self._context.variables.objects.forgotten():
+        """A script may also make another optimizer in the middle of its training."""
+        names = [
+            one for one in self._context.variables.objects.forgotten() if one not in self._named
+        ]
+        if names:
+            self._named.update(names)
             log.warning(
                 "%s: used by the steps, and not protected. An abandoned step would not be undone "
                 "in it, and a replacement would begin with its first state: give it to protect(), "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -146,6 +149,28 @@ def test_what_is_too_large_is_named_if_it_changes(
     assert named == ["average", "bank", "rows"]
 
 
+class Prefetcher:
+    """A thread fills its queue."""
+
+    def __init__(self) -> None:
+        self.batches, self.taken = Queue[int](), 0
+
+    def take(self) -> None:
+        self.taken += 1
+
+
+def test_object_that_threads_use_is_named_if_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables, data, other = LoopVariables(tmp_path, 0), Prefetcher(), Prefetcher()
+    with caplog.at_level(logging.WARNING):
+        for _ in turns(variables, 0, joins=False):
+            data.take()
+            other.batches.qsize()
+    named = [one.args for one in caplog.records if isinstance(one.args, tuple)]
+    assert named == [("data", "other threads or processes use it")]
+
+
 class Color(Enum):
     RED = 1
     BLUE = 2
@@ -250,3 +275,154 @@ def test_what_an_attempt_sets_back_is_set_back_in_a_replacement(tmp_path: Path) 
     patient(LoopVariables(tmp_path, 0), False, kept.append, kept.__getitem__)
     new = patient(LoopVariables(tmp_path, 0), True, kept.append, kept.__getitem__)
     assert new == [0.0, {}, []]
+
+
+class Annealed(torch.nn.Module):
+    """A model of the script that remembers more than its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.usage, self.drop = 1.0, list[float](), torch.nn.Dropout(0.5)
+
+    def forward(self) -> None:
+        self.temperature /= 2
+        self.usage.append(self.temperature)
+        self.last = len(self.usage)
+
+
+def anneal(variables: LoopVariables, first: int, joins: bool) -> Annealed:
+    net = Annealed()
+    variables.objects.leave_to_others(*net.modules())
+    variables.objects.add_models([net])
+    for _ in turns(variables, first, joins):
+        if joins:
+            break
+        variables.objects.begin_attempt()
+        net()
+        net.drop.p /= 2
+        variables.objects.undo()
+        net()
+        net.drop.p /= 2
+    return net
+
+
+def test_attributes_of_a_model_are_kept(tmp_path: Path) -> None:
+    last = anneal(LoopVariables(tmp_path, 0), 0, joins=False)
+    assert (last.temperature, last.usage, last.last) == (0.125, [0.5, 0.25, 0.125], 3)
+    assert last.drop.p == 0.0625
+    new = anneal(LoopVariables(tmp_path, 0), 2, joins=True)
+    assert (new.temperature, new.usage, new.last) == (0.25, [0.5, 0.25], 2)
+    assert new.drop.p == 0.125
+
+
+def smoothing() -> tuple[Callable[[float], None], Callable[[], object]]:
+    average, rows = 0.0, list[float]()
+
+    def add(value: float) -> None:
+        nonlocal average
+        average = (average + value) / 2
+        rows.append(average)
+
+    return add, lambda: (average, rows)
+
+
+class Total:
+    value, rows = 0, list[int]()
+
+    def add(self) -> None:
+        Total.value += 1
+        self.rows.append(Total.value)
+
+
+def hidden(variables: LoopVariables, first: int, joins: bool) -> list[object]:
+    def remember(number: int, store: list[int] = []) -> list[int]:  # noqa: B006
+        store.append(number)
+        remember.calls += 1  # type: ignore[attr-defined]
+        return store
+
+    remember.calls = 0  # type: ignore[attr-defined]
+    Total.value, Total.rows = 0, []
+    add, read = smoothing()
+    hooks, total = [add], Total()
+
+    def step(number: int) -> None:
+        for hook in hooks:
+            hook(1.0)
+        remember(number)
+        total.add()
+
+    for number in turns(variables, first, joins):
+        if not joins:
+            variables.objects.begin_attempt()
+            step(number)
+            variables.objects.undo()
+            step(number)
+            continue
+        calls = vars(remember)["calls"]
+        return [read(), (remember.__defaults__ or ())[0], calls, Total.value, Total.rows]
+    return []
+
+
+def test_what_functions_and_classes_keep_is_there_in_the_next_process(tmp_path: Path) -> None:
+    hidden(LoopVariables(tmp_path, 0), 0, joins=False)
+    found = hidden(LoopVariables(tmp_path, 0), 2, joins=True)
+    assert found == [(0.75, [0.5, 0.75]), [0, 1], 2, 2, [1, 2]]
+
+
+ENGINE = """
+import helper
+seen, losses = 0, []
+
+def train(number):
+    global seen
+    seen += 1
+    losses.append(number)
+    helper.note()
+"""
+HELPER = """
+stats, count, limit = {"n": 0}, 0, 7
+
+def note():
+    stats["n"] += 1
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+    """Imports the modules of a script, as in a new process."""
+    (tmp_path / "engine.py").write_text(ENGINE)
+    (tmp_path / "helper.py").write_text(HELPER)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load() -> Any:
+        for name in ("engine", "helper"):
+            sys.modules.pop(name, None)
+        return importlib.import_module("engine"), importlib.import_module("helper")
+
+    yield load
+    for name in ("engine", "helper"):
+        sys.modules.pop(name, None)
+
+
+def with_modules(
+    variables: LoopVariables, first: int, joins: bool, load: Callable[[], Any]
+) -> list[object]:
+    engine, helper = load()
+    for number in turns(variables, first, joins):
+        if joins:
+            return [engine.seen, engine.losses, helper.stats, helper.count, helper.limit]
+        variables.objects.begin_attempt()
+        engine.train(number)
+        helper.count += 1
+        variables.objects.undo()
+        engine.train(number)
+        helper.count += 1
+    return []
+
+
+def test_global_variables_of_other_modules_of_the_script_are_kept(
+    tmp_path: Path, modules: Callable[[], Any]
+) -> None:
+    with_modules(LoopVariables(tmp_path, 0), 0, False, modules)
+    found = with_modules(LoopVariables(tmp_path, 0), 2, True, modules)
+    assert found == [2, [0, 1], {"n": 2}, 2, 7]

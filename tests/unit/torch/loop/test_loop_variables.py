@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,3 +165,35 @@ def test_next_process_trains_the_same_tensors(tmp_path: Path) -> None:
         variables.load_state_dict({"noise": torch.ones(3)})
         assert noise.requires_grad
         noise = (noise * 2).detach().requires_grad_()
+
+
+def test_iterator_that_steps_advance_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables, data = LoopVariables(tmp_path, 0), (number for number in range(9))
+    rows = iter([1, 2, 3])
+    with caplog.at_level(logging.WARNING):
+        for _ in turns(variables, 0, joins=False):
+            next(data)
+            next(rows)
+    named = [one.args[0] for one in caplog.records if isinstance(one.args, tuple)]
+    assert named == ["data", "rows"]
+
+
+def attempts(variables: LoopVariables) -> Iterator[int]:
+    for number in turns(variables, 0, joins=False):
+        with nullcontext():
+            loss = 2 * number
+        yield loss
+
+
+def test_loop_over_a_generator_with_the_attempts_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worst, losses = 0, list[int]()
+    with caplog.at_level(logging.WARNING):
+        for loss in attempts(LoopVariables(tmp_path, 0)):
+            worst = max(worst, loss)
+            losses.append(loss)
+    assert caplog.text.count("the attempts are in the generator attempts()") == 1
+    assert "would not get: losses, worst." in caplog.text

@@ -49,3 +49,19 @@ def test_module_that_changes_and_is_not_protected_is_named(
                 slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
             metric.total += 1.0
     assert caplog.text.count("average, metric: changed by the steps, and not protected") == 1
+
+
+def test_optimizer_that_is_made_in_the_middle_of_the_training_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context, net = JobContext(WorkerSettings(), 0, 1), nn.Linear(2, 2)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    context.protected = Protected(net, optimizer, None, {})
+    context.variables.objects.leave_to_others(*context.protected.objects())
+    named = []
+    for number in steps(context):
+        named.append(caplog.text.count("optimizer: used by the steps, and not protected"))
+        optimizer.step()
+        if number == 1:
+            optimizer = torch.optim.Adam(net.parameters())
+    assert named == [0, 0, 1, 1, 1]
