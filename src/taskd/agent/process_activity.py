@@ -2,11 +2,12 @@
 
 A rank that saves a checkpoint, evaluates or compiles completes no step for a long time, but it does
 something: its stack changes, it reads or writes, it takes memory, or its children work. A rank that
-waits for its own children, such as the workers of a DataLoader, counts as busy: they may wait for a
-slow disk. If a signal has stopped one of them, it does not. So does a rank that waits for an answer over a Python socket. A rank that spins in the
-same few lines of Python does none of this. A computation inside a native call looks the same as
-being stuck in that call; such a rank counts as working until much later. On a busy machine a rank
-may do nothing because it gets no CPU: the time that a thread of it has waited for one is measured.
+waits for its own children, such as the workers of a DataLoader, counts as busy, because they may
+wait for a slow disk; but not if a signal has stopped one of them. A rank that waits for an answer
+over a Python socket counts as busy, too. A rank that spins in the same few lines of Python does
+none of this. A computation inside a native call looks the same as being stuck in that call; such a
+rank counts as working until much later. On a busy machine a rank may do nothing because it gets no
+CPU: the time that a thread of it has waited for one is measured.
 """
 
 from __future__ import annotations
