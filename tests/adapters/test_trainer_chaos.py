@@ -29,7 +29,6 @@ from tests.adapters.test_transformers import LIMIT_S, PYTHON, without_times
 
 FAULTS = int(environ.get("TASKD_SOAK_FAULTS", "4"))
 SEED = environ.get("TASKD_CHAOS_SEED", "1")
-STEPS_PER_FAULT = 40
 RANKS = 2
 WAIT_S = 120.0
 MOMENT_S = 0.3
@@ -44,6 +43,8 @@ class Example:
     epochs: str
     """The text in the script that sets the number of epochs, before that number."""
     steps_per_epoch: int
+    steps_per_fault: int
+    """So many that the job still trains when the last fault comes, also with short steps."""
     results: str
     """The folder in which it leaves its results."""
     outcomes: frozenset[str] = frozenset({"recovered", "superseded"})
@@ -52,8 +53,8 @@ class Example:
 
 OURS = "taskd.integrations"
 EXAMPLES = {
-    "hf_trainer.py": Example(f"{OURS}.transformers", "num_train_epochs=", 14, "hf_trainer"),
-    "lightning_trainer.py": Example(f"{OURS}.lightning", "max_epochs=", 30, "lightning_logs"),
+    "hf_trainer.py": Example(f"{OURS}.transformers", "num_train_epochs=", 14, 60, "hf_trainer"),
+    "lightning_trainer.py": Example(f"{OURS}.lightning", "max_epochs=", 30, 150, "lightning_logs"),
 }
 
 
@@ -133,13 +134,17 @@ def training(folder: Path, name: str) -> Iterator[Job]:
 
 
 def epochs_of(name: str) -> int:
-    return -(-STEPS_PER_FAULT * (FAULTS + 1) // EXAMPLES[name].steps_per_epoch)
+    example = EXAMPLES[name]
+    return -(-example.steps_per_fault * (FAULTS + 1) // example.steps_per_epoch)
 
 
-def disturb(job: Job, chance: Random, last_step: int) -> int:
-    """Kill ranks at random steps; return at how many. One rank always lives: it has the state."""
+def disturb(job: Job, chance: Random, apart: int) -> int:
+    """Kill ranks at random steps, one in each stretch of so many; return at how many.
+
+    One rank always lives: it has the state.
+    """
     killed = set[int | None]()
-    steps = sorted(chance.sample(range(3, last_step), FAULTS))
+    steps = [chance.randrange(3 + number * apart, (number + 1) * apart) for number in range(FAULTS)]
     for view in job.views():
         is_whole = not killed & {rank["pid"] for rank in view["ranks"]}
         is_idle = view["line"]["state"] == "Idle" and is_whole
@@ -174,9 +179,8 @@ def test_random_kills_change_no_bit_of_the_results(name: str, tmp_path: Path) ->
     example, chance = EXAMPLES[name], Random(f"{SEED} {name}")
     with training(tmp_path / "calm", name) as job:
         job.end()
-    last_step = epochs_of(name) * example.steps_per_epoch - STEPS_PER_FAULT
     with training(tmp_path / "disturbed", name) as job:
-        kills = disturb(job, chance, last_step)
+        kills = disturb(job, chance, example.steps_per_fault)
         log = job.end()
     assert kills == FAULTS, f"seed {SEED}: the job was over after {kills} kills\n{log}"
     summary = json.loads((tmp_path / "disturbed/state/summary.json").read_text())
