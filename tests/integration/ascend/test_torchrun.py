@@ -54,6 +54,13 @@ TRAIN_START = """
 """  # noqa: E501 - as documented
 
 
+EXIT = """
+    sys.stdout.flush()
+    os._exit(0)
+"""
+"""torch by itself sometimes aborts while the interpreter shuts down, also in a plain script."""
+
+
 @pytest.fixture(scope="module")
 def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("documented")
@@ -61,7 +68,7 @@ def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(SED, shell=True, check=True, env=_env(binaries))
     (folder / "manager.py").write_text(textwrap.dedent(MANAGER))
     (folder / "train_start.sh").write_text(textwrap.dedent(TRAIN_START))
-    script(folder, TRAIN)
+    script(folder, TRAIN + EXIT)
     return folder
 
 
