@@ -30,9 +30,15 @@ NAMES = (
         "pipelines after an abandoned step",
     ),
     *private_names(
-        _STAGE, "fwd_cache bwd_cache output_chunks", "pipelines after an abandoned step"
+        _STAGE,
+        "fwd_cache|_forward_chunk_states bwd_cache output_chunks",
+        "pipelines after an abandoned step",
     ),
 )
+
+
+CACHES = ("fwd_cache", "_forward_chunk_states", "bwd_cache", "output_chunks")
+"""What a stage keeps of the microbatches of a step. From torch 2.15 on the second is the first."""
 
 
 def check_pipelines(find: Find = find_owner) -> None:
@@ -57,7 +63,7 @@ def reset_pipelines(has_run: bool) -> None:
                 setattr(schedule, name, False)
         vars(schedule).get("_internal_losses", []).clear()
         for stage in vars(schedule).get("_stages", [vars(schedule).get("_stage")]):
-            for cache in ("fwd_cache", "bwd_cache", "output_chunks"):
+            for cache in CACHES:
                 vars(stage).get(cache, []).clear()
             if has_run and hasattr(stage.submod, "no_sync"):
                 _infer_without_sync(stage)
