@@ -10,7 +10,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -211,14 +212,16 @@ def sharded_stretches(args: dict[str, Any]) -> None:
 
 
 def _protected(job: taskd.Job, work: Callable[[], None]) -> Callable[[], None]:
-    steps = job.steps(1_000_000)
+    """One step at a time, in one loop."""
 
-    def step() -> None:
-        for attempt in next(steps):
-            with attempt:
-                work()
+    def steps() -> Iterator[None]:
+        for step in job.steps(1_000_000):
+            for attempt in step:
+                with attempt:
+                    work()
+            yield
 
-    return step
+    return partial(next, steps())
 
 
 def _alternate(

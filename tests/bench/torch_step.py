@@ -23,6 +23,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import floor, sqrt
 from pathlib import Path
 from statistics import median
@@ -158,13 +159,16 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def _protected(job: taskd.Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Work:
     job.protect(model=model, optimizer=optimizer)
-    steps, work = job.steps(1_000_000), _worker(model, optimizer)
+    work = _worker(model, optimizer)
 
-    def turn() -> None:
-        with next(steps):
-            work()
+    def turns() -> Iterator[None]:
+        for step in job.steps(1_000_000):
+            for attempt in step:
+                with attempt:
+                    work()
+            yield
 
-    return turn
+    return partial(next, turns())
 
 
 def _worker(model: nn.Module, optimizer: torch.optim.Optimizer) -> Work:

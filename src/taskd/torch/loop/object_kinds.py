@@ -122,7 +122,12 @@ def is_of_script(module: str) -> bool:
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or module.partition(".")[0] == _PACKAGE:
         return False
-    return not any(Path(path).is_relative_to(folder) for folder in _libraries())
+    return not _is_in_library(path)
+
+
+@cache
+def _is_in_library(path: str) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in _libraries())
 
 
 @cache
