@@ -46,7 +46,10 @@ def measure() -> list[Row]:
     os.environ.setdefault("TASKD_SEAL", "key of the benchmark")
     rows = _snapshots()
     torch.cuda.empty_cache()
-    shapes = ((1, 2048, 4, 8192), (1, 2048, 4, 65536), (1, 4096, 8, 16384), (2, 2048, 4, 8192))
+    shapes = (
+        *((1, 2048, 4, 8192), (1, 2048, 4, 65536), (1, 4096, 8, 16384)),
+        *((2, 2048, 4, 8192), (2, 4096, 8, 16384)),
+    )
     protection = [_protection(*shape) for shape in shapes]
     recoveries = [_recovery("gloo", 4, GLOO_S), _recovery("nccl", 2, NCCL_S)]
     return [*rows, _automatic_copies(), *protection, *recoveries]
