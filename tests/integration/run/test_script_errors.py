@@ -81,9 +81,11 @@ def test_same_error_in_a_step_twice_ends_the_job(tmp_path: Path) -> None:
     """
     ended = run_counted(tmp_path, text, f"--dump-dir={tmp_path / 'dump'}")
     assert ended.code == DO_NOT_REPLACE
-    assert starts(tmp_path) == [1, 2], ended.err
+    # The peer may report a lost connection long before the end of the second process is known, and
+    # be given a third one. Its error decides nothing.
+    assert starts(tmp_path) in ([1, 2], [1, 3]), ended.err
     failed = next(line for line in ended.err.splitlines() if "failed after" in line)
-    assert "ValueError: bad batch, start 2" in failed, ended.err
+    assert "rank 1 failed with the same error twice" in failed, ended.err
     assert list((tmp_path / "dump").glob("step-5/taskd.json")), "the survivor has its state"
 
 
