@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 import types
+import warnings
 import zipfile
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ from taskd.runtime import clock
 
 NANOBIND = "nb_meta"
 """The type of nanobind's types."""
+
+_read_ahead: tuple[bytes, types.CodeType] | None = None
+"""The source of the script, and the code that it becomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,20 @@ class Program:
                 return [sys.executable, "-u", "-m", self.target, *self.arguments]
             case _:
                 return [self.target, *self.arguments]
+
+
+def read_ahead(program: Program) -> types.CodeType | None:
+    """Compile the script before it is run. None: it is a module or a folder, or cannot be read."""
+    global _read_ahead
+    if program.kind != "script":
+        return None
+    try:
+        source = _source(program.target)
+        with warnings.catch_warnings(action="ignore"):  # shown when the script was first run
+            _read_ahead = source, compile(source, program.target, "exec")
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return _read_ahead[1]
 
 
 def run(program: Program) -> None:
@@ -120,8 +138,7 @@ def _run_script(program: Program) -> None:
         return
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     try:
-        with io.open_code(os.path.abspath(path)) as file:
-            source = file.read()
+        source = _source(path)
     except OSError as error:
         reason = f"[Errno {error.errno}] {error.strerror}"
         sys.stderr.write(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: {reason}\n")
@@ -129,7 +146,16 @@ def _run_script(program: Program) -> None:
     main = _fresh_main()
     main.__file__ = path
     main.__dict__["__cached__"] = None
-    exec(compile(source, path, "exec"), main.__dict__)
+    if _read_ahead is not None and _read_ahead[0] == source:
+        code = _read_ahead[1]
+    else:
+        code = compile(source, path, "exec")
+    exec(code, main.__dict__)
+
+
+def _source(path: str) -> bytes:
+    with io.open_code(os.path.abspath(path)) as file:
+        return file.read()
 
 
 def _run_module(program: Program) -> None:

@@ -125,7 +125,7 @@ class Zygote:
             if isinstance(message, protocol.ServeStore):
                 torch_store.serve(message.host, message.port, files[0], message.renewed)
             if isinstance(message, protocol.StartStandby):
-                message, files = _stand_by(files[0], message)
+                message, files = self._stand_by(files[0], message)
             _become_worker(message, files)
             if not self.forked or _driver_has_other_devices():
                 _exec(self.program)
@@ -135,6 +135,32 @@ class Zygote:
         for file in files:
             os.close(file)
         return False
+
+    def _stand_by(
+        self, file: int, order: protocol.StartStandby
+    ) -> tuple[protocol.Message, tuple[int, ...]]:
+        """Warm up, then wait for `Start`. Ends the process if the agent closes the connection."""
+        process_lifetime.name_process("taskd:standby")
+        warmup = importlib.import_module(WARM_UP) if "taskd.torch" in sys.modules else None
+        if warmup is not None:
+            warmup.run()
+            if (code := program.read_ahead(self.program)) is not None:
+                warmup.read_script(code)
+        prefault.fill_heap()
+        if order.sibling:
+            prefault.copy_pages_written_by(order.sibling)
+        with socket.socket(fileno=file) as connection:
+            protocol.write(connection, protocol.Ready([]))
+            # The ranks say which devices they use only after their first step.
+            while warmup is not None and not select.select([connection], [], [], REPORTS_POLL_S)[0]:
+                if warmup.start_driver([Path(report) for report in order.reports]):
+                    break
+            if warmup is not None and compiler_use.wait(connection, order.sibling):
+                warmup.import_compiler()
+            received = protocol.read(connection)
+        if received is None:
+            os._exit(0)
+        return received
 
     def _detach(self, id: int) -> None:
         """In the child: a session, signal handlers and a lifetime that suit a worker."""
@@ -175,29 +201,6 @@ class Zygote:
                 report = protocol.Exited(id, status.si_pid, code, signum)
                 with suppress(BrokenPipeError):
                     protocol.write(self.connection, report)
-
-
-def _stand_by(file: int, order: protocol.StartStandby) -> tuple[protocol.Message, tuple[int, ...]]:
-    """Warm up, then wait for `Start`. Ends the process if the agent closes the connection."""
-    process_lifetime.name_process("taskd:standby")
-    warmup = importlib.import_module(WARM_UP) if "taskd.torch" in sys.modules else None
-    if warmup is not None:
-        warmup.run()
-    prefault.fill_heap()
-    if order.sibling:
-        prefault.copy_pages_written_by(order.sibling)
-    with socket.socket(fileno=file) as connection:
-        protocol.write(connection, protocol.Ready([]))
-        # The ranks say which devices they use only after their first step.
-        while warmup is not None and not select.select([connection], [], [], REPORTS_POLL_S)[0]:
-            if warmup.start_driver([Path(report) for report in order.reports]):
-                break
-        if warmup is not None and compiler_use.wait(connection, order.sibling):
-            warmup.import_compiler()
-        received = protocol.read(connection)
-    if received is None:
-        os._exit(0)
-    return received
 
 
 def _driver_has_other_devices() -> bool:

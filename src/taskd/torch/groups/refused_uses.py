@@ -32,7 +32,8 @@ def _refuse(*_: object, **__: object) -> NoReturn:
 
 def refuse_capture(what: str) -> None:
     """Called where `what` (such as "all_reduce") begins, on a device."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_used and torch.cuda.is_current_stream_capturing():
         raise SettingsError(
             [
                 f"{what} in a CUDA graph cannot be protected: the graph would run it again "

@@ -168,6 +168,22 @@ def attributes_set(code: CodeType) -> frozenset[str]:
     return _named(code, "STORE_ATTR")
 
 
+def learn(code: CodeType) -> None:
+    """Find the answers about the loops with a `with` block in a script before they are needed."""
+    flow = _flow(code)
+    for at in filter(flow.has_with, flow.loops()):
+        for ask in (of_loop, of_last_round, has_with, uses_of_loop):
+            ask(code, at)
+        for inside in flow.starts_of_with(at):
+            of_innermost_loop(code, inside)
+            attributes_of_innermost_loop(code, inside)
+    for ask_about in (globals_of, globals_set, set_outside, names_used, attributes_set):
+        ask_about(code)
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            learn(one)
+
+
 def _named(code: CodeType, *operations: str) -> frozenset[str]:
     found = {one.argval for one in dis.get_instructions(code) if one.opname in operations}
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
@@ -256,8 +272,12 @@ class _Flow:
         return self.carried_in(self._round_at(at))
 
     def has_with(self, at: int) -> bool:
-        names = (self._all[self._place[offset]].opname for offset in self._round_at(at))
-        return any(name in ("BEFORE_WITH", "LOAD_SPECIAL") for name in names)
+        return any(True for _ in self.starts_of_with(at))
+
+    def starts_of_with(self, at: int) -> Iterator[int]:
+        """Where the `with` blocks in one round of a loop begin."""
+        ones = (self._all[self._place[offset]] for offset in self._round_at(at))
+        return (one.offset for one in ones if one.opname in ("BEFORE_WITH", "LOAD_SPECIAL"))
 
     def _round_at(self, at: int) -> tuple[int, ...]:
         return self.round_of(self._offset_at(at))

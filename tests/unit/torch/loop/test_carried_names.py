@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
+
+import pytest
 
 from taskd.torch.loop import carried_names
 
@@ -249,3 +252,52 @@ def test_what_the_rest_of_an_attempt_sets_is_found() -> None:
     assert "loss" not in rest
     assert rest >= {"total", "count", "part"}
     assert "last" not in rest
+
+
+SCRIPT = """
+def main(steps, attempt):
+    best = None
+    for number in steps:
+        with attempt:
+            best = max(best or 0, number)
+    return best
+
+main(steps, attempt)
+"""
+
+
+class Asking:
+    """Asks what a rank asks about its loop, at the same places."""
+
+    loop: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    attempt: tuple[str, ...] = ()
+
+    def steps(self) -> Iterator[int]:
+        for number in range(3):
+            code, at = frame()
+            self.loop, self.last = (
+                carried_names.of_loop(code, at),
+                carried_names.of_last_round(code, at),
+            )
+            assert carried_names.has_with(code, at)
+            assert "best" in carried_names.uses_of_loop(code, at).read
+            yield number
+
+    def __enter__(self) -> None:
+        self.attempt = carried_names.of_innermost_loop(*frame())
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_script_that_is_known_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, asking = compile(SCRIPT, "train.py", "exec"), Asking()
+    carried_names.learn(code)
+
+    def read(*_: object) -> None:
+        raise AssertionError("the answer is not known yet")
+
+    monkeypatch.setattr(dis, "get_instructions", read)
+    exec(code, {"steps": asking.steps(), "attempt": asking})
+    assert asking.loop == asking.last == asking.attempt == ("best",)
