@@ -142,6 +142,7 @@ class MemberKeeper:
 
     async def leave(self) -> None:
         """Before a planned end: the others need fewer votes then, and wait for nothing."""
+        self.process.leaves = True
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self._leave()
