@@ -52,6 +52,10 @@ class JobElsewhere(Transient):
         self.addresses = addresses
 
 
+class EtcdLostAtStart(Transient):
+    """The job's etcd is gone, and no rank has begun yet. This launcher must start again."""
+
+
 class Permanent(TaskdError): ...
 
 

@@ -21,8 +21,8 @@ from taskd.agent.run.run_command import LOOPBACK, Started, say
 from taskd.agent.run.summary import Summary, hint, read_incidents
 from taskd.agent.worker_output import WorkerOutput
 from taskd.config import environ
-from taskd.core.agent.machine import Done, State
-from taskd.errors import JobElsewhere, TaskdError
+from taskd.core.agent.machine import Done, State, Waiting
+from taskd.errors import EtcdLostAtStart, JobElsewhere, TaskdError
 from taskd.model.agent import Event
 from taskd.proxy import Proxy, ProxyConfig
 from taskd.runtime.clock import wall
@@ -57,6 +57,8 @@ class _Launcher:
     _dashboard: DashboardProcess | None = None
     _follower: LeaderFollower | None = None
     _checkpoints: CheckpointProcess | None = None
+    _begun: bool = False
+    """Whether ranks have run on this node."""
 
     async def run(self) -> Done:
         plan, summary = self.plan, Summary(wall)
@@ -80,6 +82,7 @@ class _Launcher:
             observers.append(event_log.observe)
 
         def observe(event: Event, before: State, after: State) -> None:
+            self._begun = self._begun or not isinstance(after, Waiting)
             for observer in observers:
                 observer(event, before, after)
 
@@ -88,7 +91,7 @@ class _Launcher:
         try:
             done = await self._train(node)
             trouble = proxy.bus.disconnect_reason
-        except JobElsewhere:
+        except (JobElsewhere, EtcdLostAtStart):
             leaves = True
             raise
         finally:
@@ -142,12 +145,20 @@ class _Launcher:
             if self.plan.node == 0:
                 background.append(self._announce(node.proxy))
         if self.started.etcd is not None:
-            from taskd.agent.run.leader_follower import LeaderFollower
+            from taskd.agent.run.leader_follower import LeaderFollower, watch_start
+            from taskd.clusterd.etcd.job_terms import job_prefix
 
             self._follower = LeaderFollower(self.started.etcd, node, self._leader_changed)
+            if self.plan.starts_etcd and not self.plan.spare:
+                prefix = job_prefix(self.plan.job, self.plan.token)
+                background.append(watch_start(self.started.etcd, prefix, lambda: self._begun))
             if self.started.supervisor is not None:
                 self.started.supervisor.newest = self._follower.manager_arguments
             background.append(self._follower.run())
+        if (without := self.started.without_etcd) is not None:
+            background.append(
+                without.keep_telling(lambda: not node.proxy.bus.joined, lambda: self._begun)
+            )
         if self.plan.checkpoint_every:
             from taskd.agent.run.beside.checkpoint_process import CheckpointProcess
 

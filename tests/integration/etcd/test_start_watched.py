@@ -1,0 +1,47 @@
+"""A node that loses the job's etcd before ranks run on it starts again; later it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from taskd.agent.run.leader_follower import watch_start
+from taskd.clusterd.etcd.etcd_settings import EtcdAccess, EtcdSettings
+from taskd.errors import EtcdLostAtStart
+from taskd.runtime.address import free_port
+from tests.integration.etcd.etcd_server import running
+
+PREFIX = "/taskd/runs/start"
+
+
+def access(address: str) -> EtcdAccess:
+    return EtcdAccess((address,), EtcdSettings())
+
+
+def test_silent_etcd_is_given_up_before_the_job_begins() -> None:
+    async def scenario() -> None:
+        with pytest.raises(EtcdLostAtStart, match="no rank has begun"):
+            await watch_start(access(f"127.0.0.1:{free_port()}"), PREFIX, lambda: False, 0.5)
+
+    asyncio.run(scenario())
+
+
+def test_silent_etcd_is_no_reason_to_start_again_once_ranks_run() -> None:
+    asyncio.run(watch_start(access(f"127.0.0.1:{free_port()}"), PREFIX, lambda: True, 0.5))
+
+
+def test_etcd_that_answers_is_not_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        looks = 0
+
+        def begun() -> bool:
+            nonlocal looks
+            looks += 1
+            return looks > 2
+
+        await watch_start(access(etcd.client), PREFIX, begun, 5.0)
+
+    with running(tmp_path / "etcd") as etcd:
+        asyncio.run(scenario())
