@@ -55,6 +55,11 @@ class JobElsewhere(Transient):
 class EtcdLostAtStart(Transient):
     """The job's etcd is gone, and no rank has begun yet. This launcher must start again."""
 
+    def __init__(self, problem: str, *, answered: bool) -> None:
+        super().__init__(problem)
+        self.answered = answered
+        """Whether it has ever answered."""
+
 
 class Permanent(TaskdError): ...
 

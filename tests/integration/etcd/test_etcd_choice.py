@@ -177,7 +177,10 @@ def test_etcd_that_runs_already_is_served_and_announced_at_one_address() -> None
         server = await asyncio.start_server(echo, LOOPBACK, 0)
         member = f"{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
         home = Address(LOOPBACK, free_port())
-        async with server, forwarder(home, lambda: (member,), KEY):
+        answered = asyncio.Event()
+        async with server, forwarder(home, lambda: (member,), KEY, answered.is_set):
+            assert await say(home, KEY, "node 1", Offer("node 1")) == Answer(True, serves=False)
+            answered.set()
             assert await say(home, KEY, "node 1", Offer("node 1")) == Answer(True, serves=True)
             reader, writer = await asyncio.open_connection(home.host, home.port)
             writer.write(b"a client of etcd")
@@ -196,6 +199,47 @@ def test_manager_that_runs_where_no_choice_is_offered_has_no_etcd(
         with listen(LOOPBACK, None) as manager:
             at = Address(LOOPBACK, manager.getsockname()[1])
             home = Address(LOOPBACK, free_port())
+            return await choice_client.ask(home, at, KEY, "node 1", Offer("node 1"), DEADLINE_S)
+
+    assert asyncio.run(scenario()) == Answer(uses=False)
+
+
+def test_node_that_reaches_only_the_manager_says_so_there() -> None:
+    """A firewall on node 0, or a service with a list of ports."""
+
+    async def scenario() -> tuple[list[Answer], object]:
+        with listen(LOOPBACK, None) as listener, listen(LOOPBACK, None) as manager:
+            home, at = (Address(*one.getsockname()) for one in (listener, manager))
+            of = partial(choose, NODES, Offer("node 0"))
+            server = ChoiceServer(home, KEY, of, of(()))
+            async with server.serve(listener, manager):
+                near = asyncio.create_task(say(home, KEY, "node 1", Offer("node 1")))
+                blocked = Address(LOOPBACK, free_port())
+                offer = Offer("node 2")
+                far = await choice_client.ask(blocked, at, KEY, "node 2", offer, DEADLINE_S)
+                return [far, await near], server.choice
+
+    answers, choice = asyncio.run(scenario())
+    assert answers == [Answer(uses=False)] * 2
+    assert isinstance(choice, DoWithout)
+    assert "node 2 cannot use it: it reaches 127.0.0.1:" in choice.because
+
+
+def test_other_program_at_the_address_of_etcd_is_soon_recognized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice_client, "FOREIGN_S", 0.5)
+
+    async def scenario() -> Answer:
+        async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        other = await asyncio.start_server(hangs_up, LOOPBACK, 0)
+        home = Address(*other.sockets[0].getsockname())
+        manager = await asyncio.start_server(hangs_up, LOOPBACK, 0)
+        at = Address(*manager.sockets[0].getsockname())
+        async with other, manager:
             return await choice_client.ask(home, at, KEY, "node 1", Offer("node 1"), DEADLINE_S)
 
     assert asyncio.run(scenario()) == Answer(uses=False)

@@ -22,8 +22,9 @@ def access(address: str) -> EtcdAccess:
 
 def test_silent_etcd_is_given_up_before_the_job_begins() -> None:
     async def scenario() -> None:
-        with pytest.raises(EtcdLostAtStart, match="no rank has begun"):
+        with pytest.raises(EtcdLostAtStart, match="no rank has begun") as lost:
             await watch_start(access(f"127.0.0.1:{free_port()}"), PREFIX, lambda: False, 0.5)
+        assert not lost.value.answered
 
     asyncio.run(scenario())
 
@@ -41,7 +42,7 @@ def test_etcd_that_answers_is_not_given_up(tmp_path: Path) -> None:
             looks += 1
             return looks > 2
 
-        await watch_start(access(etcd.client), PREFIX, begun, 5.0)
+        await watch_start(access(etcd.client), PREFIX, begun, 5.0, 5.0)
 
     with running(tmp_path / "etcd") as etcd:
         asyncio.run(scenario())

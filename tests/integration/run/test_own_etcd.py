@@ -102,6 +102,30 @@ def test_all_nodes_do_without_if_one_of_them_must(
     assert all("keeps the job's state" not in each.err for each in ended[1:]), ended
 
 
+BROKEN = """#!/bin/sh
+if [ "$1" = --version ]; then exec etcd --version; fi
+echo '{"level":"fatal","error":"this etcd is broken"}'
+exit 1
+"""
+
+
+@pytest.mark.parametrize("broken", [(0,), (1, 2)])
+def test_etcd_that_does_not_start_keeps_no_job_from_running(
+    tmp_path: Path, broken: tuple[int, ...]
+) -> None:
+    binary = tmp_path / "etcd"
+    binary.write_text(BROKEN)
+    binary.chmod(0o755)
+    cluster = OwnCluster(tmp_path, 3, "--no-python", "true")
+    has = {"TASKD_ETCD_MEMBER_BINARY": str(binary)}
+    jobs = [cluster.start(node, **(has if node in broken else {})) for node in range(3)]
+    ended = [job.end() for job in jobs]
+    assert [each.code for each in ended] == [0, 0, 0], ended
+    said = f"{COST}. The job starts no etcd: node 0 cannot use it: the job's etcd has not answered"
+    assert (said in ended[0].err) == (0 in broken), ended
+    assert any("this etcd is broken" in ended[node].err for node in broken), ended
+
+
 @pytest.mark.timeout(300)
 def test_node_zero_is_started_again_in_a_job_without_etcd(tmp_path: Path) -> None:
     """It has lost its files, and the others have no reason to say what they have."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from secrets import token_hex
 
 from taskd.agent.etcd_member.choice_messages import (
@@ -25,9 +26,10 @@ from taskd.runtime.retry import Tries, every
 
 log = logging.getLogger(__name__)
 
-LOOK_S, CONNECT_S = 0.2, 0.5
-UNSERVED_S = 5.0
-"""How long a manager must have been there without an answer to the question: no etcd, then."""
+LOOK_S, CONNECT_S = 0.2, 3.0
+FOREIGN_S, UNSERVED_S = 2.0, 15.0
+"""How long a manager must have been there while another program answers at the address of etcd, or
+none does: no etcd, then. The process that listens there may be about to be started again."""
 
 
 async def say(home: Address, key: str, name: str, heard: Heard) -> Answer:
@@ -40,9 +42,7 @@ async def say(home: Address, key: str, name: str, heard: Heard) -> Answer:
     try:
         writer.write(HELLO)
         here = str(writer.get_extra_info("sockname")[0])
-        nonce, mine = (await _line(reader)).decode().strip(), token_hex(16)
-        if len(nonce) != 2 * 16:
-            raise ValueError("another program listens there")
+        nonce, mine = await _nonce(reader), token_hex(16)
         body = {"name": name, "nonce": mine, "address": here, **body_of(heard)}
         writer.write(signed(key, nonce, body))
         while (line := await _line(reader)) == b"\n":
@@ -50,6 +50,20 @@ async def say(home: Address, key: str, name: str, heard: Heard) -> Answer:
         return Answer(**read_signed(key, mine, line))
     finally:
         writer.close()
+
+
+class OtherProgram(ValueError):
+    """What listens there is no part of TaskD."""
+
+
+async def _nonce(reader: asyncio.StreamReader) -> str:
+    try:
+        nonce = (await _line(reader)).decode().strip()
+    except (ConnectionError, EOFError, ValueError) as error:
+        raise OtherProgram(str(error)) from error
+    if len(nonce) != 2 * 16:
+        raise OtherProgram("an answer in another protocol")
+    return nonce
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -75,16 +89,37 @@ async def ask(
             log.debug("choice of etcd: %r", error)
             if not await _accepts(manager):
                 unserved_since = None
-            elif unserved_since is None:
-                unserved_since = monotonic()
-            elif monotonic() - unserved_since > UNSERVED_S:
+                continue
+            now = monotonic()
+            unserved_since = now if unserved_since is None else unserved_since
+            limit_s = FOREIGN_S if isinstance(error, OtherProgram) else UNSERVED_S
+            if now - unserved_since > limit_s:
                 return Answer(uses=False)
+            if now > unserved_since and (heard := await _say_there(home, manager, key, name, offer)):
+                return heard
     raise SettingsError(
         [
             f"node 0 did not answer within {within_s:g} s, neither at {home} nor, its manager, at "
             f"{manager}: is its launcher running there, with the same TASKD_TOKEN and --job-id?"
         ]
     )
+
+
+async def _say_there(
+    home: Address, manager: Address, key: str, name: str, offer: Offer
+) -> Answer | None:
+    """Node 0 listens at the manager's address, too, while it waits: later than at `home`, so that
+    a node that gets an answer only there cannot reach `home`. None: it does not wait."""
+    cannot = (
+        f"it reaches {manager}, but not {home}, where it would look for etcd. Open that port on "
+        "node 0"
+    )
+    unreachable = replace(offer, cannot_use=offer.cannot_use or cannot)
+    try:
+        return await say(manager, key, name, unreachable)
+    except FAILED as error:
+        log.debug("choice of etcd: %r", error)
+        return None
 
 
 async def _accepts(address: Address) -> bool:

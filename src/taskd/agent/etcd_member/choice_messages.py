@@ -9,7 +9,8 @@
 
 Everything is signed with the job's token: a stranger learns nothing and changes nothing. Once etcd
 runs, the forwarder at that address gives the answer (`home_address.py`); in a job without etcd the
-launcher of node 0 does.
+launcher of node 0 does. While node 0 waits for the others it also listens at the manager's address,
+for a node that cannot reach the other one (a firewall, a service with a list of ports).
 """
 
 from __future__ import annotations

@@ -49,11 +49,13 @@ ANSWER_S = 0.5
 MOST_CONNECTIONS = 8192
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str) -> None:
-    """Answer a peer that has said HELLO, where the job's etcd runs. Closes nothing."""
+async def answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, *, serves: bool
+) -> None:
+    """Answer a peer that has said HELLO, in a job that uses etcd. Closes nothing."""
     with suppress(*FAILED):
         body = await _listen(reader, writer, key)
-        writer.write(signed(key, str(body["nonce"]), asdict(Answer(uses=True, serves=True))))
+        writer.write(signed(key, str(body["nonce"]), asdict(Answer(uses=True, serves=serves))))
         await writer.drain()
 
 
@@ -87,16 +89,20 @@ class ChoiceServer:
     _here: asyncio.Task[str] | None = None
 
     @asynccontextmanager
-    async def serve(self, listener: socket.socket) -> AsyncIterator[None]:
-        """At the end all peers that wait get the choice. Does not close the listener."""
+    async def serve(self, *listeners: socket.socket) -> AsyncIterator[None]:
+        """At the end all peers that wait get the choice. Does not close the listeners."""
         if not isinstance(self.choice, Wait):
             self.chosen.set()
         self._here = asyncio.create_task(_own_address(self.home))
-        server = await asyncio.start_server(self._accept, sock=listener.dup(), limit=LINE_BYTES)
+        servers = [
+            await asyncio.start_server(self._accept, sock=one.dup(), limit=LINE_BYTES)
+            for one in listeners
+        ]
         try:
             yield
         finally:
-            server.close()
+            for server in servers:
+                server.close()
             if self._running and self.chosen.is_set():
                 await asyncio.wait(self._running, timeout=ANSWER_S)
             for task in (*self._running, self._here):

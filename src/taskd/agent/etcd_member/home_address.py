@@ -38,16 +38,20 @@ CHUNK = 1 << 16
 
 @asynccontextmanager
 async def forwarder(
-    at: Address, targets: Callable[[], tuple[str, ...]], choice_key: str
+    at: Address,
+    targets: Callable[[], tuple[str, ...]],
+    choice_key: str,
+    serves: Callable[[], bool],
 ) -> AsyncIterator[None]:
     """Connect each client with the first target that accepts. Raises OSError: the port is taken.
 
-    Clients of etcd speak first, so a node that asks about the choice is told from them.
+    Clients of etcd speak first, so a node that asks about the choice is told from them. `serves`:
+    whether etcd has answered, so that such a node need not wait.
     """
     running: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(_forward(reader, writer, targets, choice_key))
+        task = asyncio.create_task(_forward(reader, writer, targets, choice_key, serves))
         running.add(task)
         task.add_done_callback(running.discard)
 
@@ -66,11 +70,12 @@ async def _forward(
     writer: asyncio.StreamWriter,
     targets: Callable[[], tuple[str, ...]],
     choice_key: str,
+    serves: Callable[[], bool],
 ) -> None:
     try:
         first = await reader.read(CHUNK)
         if first.startswith(HELLO):
-            await choice_server.answer(reader, writer, choice_key)
+            await choice_server.answer(reader, writer, choice_key, serves=serves())
             return
         for target in map(Address.parse, targets()):
             with suppress(OSError, TimeoutError):

@@ -103,7 +103,8 @@ async def _forward(
         def targets() -> tuple[str, ...]:
             return tuple(one for one in keeper.addresses if one not in home)
 
-        await stack.enter_async_context(forwarder(at, targets, plan.choice_key))
+        serving = forwarder(at, targets, plan.choice_key, keeper.joined.is_set)
+        await stack.enter_async_context(serving)
     except OSError as error:
         remedy = "Choose another --manager-port (etcd's is two higher)"
         problem = f"etcd cannot listen on {at}: {error.strerror}. {remedy}"

@@ -17,7 +17,7 @@ from functools import cache, partial
 from secrets import token_hex
 
 from taskd.agent.etcd_member import choice_client, etcd_binary
-from taskd.agent.etcd_member.choice_messages import TICK_S, Answer, choice_key
+from taskd.agent.etcd_member.choice_messages import Answer, choice_key
 from taskd.agent.etcd_member.choice_server import ChoiceServer
 from taskd.agent.etcd_member.etcd_binary import COST, EtcdBinary, EtcdMemberSettings, NoEtcd
 from taskd.agent.etcd_member.running_job import RunningJob, still_runs
@@ -53,6 +53,8 @@ CANNOT_USE = (
     "the job keeps its state in etcd, and this node cannot use it: {}. Or start all nodes again "
     f"with {NO_ETCD_OPTION}"
 )
+TELL_S = 0.3
+"""How often the others look whether node 0 was started again: it waits for them."""
 PATIENT_S = 10.0
 """How long to wait for other nodes before saying so."""
 
@@ -87,7 +89,7 @@ class WithoutEtcd:
                 await asyncio.Event().wait()  # a job that has begun here is another run
         name = token_hex(8)
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TELL_S)
             if manager_is_away():
                 await choice_client.tell(self.home, self.key, name, Runs())
 
@@ -127,11 +129,14 @@ def decide(
     if plan.starts_etcd:
         if isinstance(binary, NoEtcd):
             raise SettingsError([f"--etcd own: {binary}. Without etcd, {COST}"])
+        if plan.etcd_failed:
+            raise SettingsError([f"--etcd own: {plan.etcd_failed}. Without etcd, {COST}"])
         return use((str(home),), starts=True)
     listener = _listen(listen_host, home.port)
-    if isinstance(listener, str):
-        offer = replace(offer, cannot_use=offer.cannot_use or listener)
-    choice = _choice(plan, home, key, offer, listener, say)
+    problem = plan.etcd_failed or (listener if isinstance(listener, str) else "")
+    choice = _choice(
+        plan, home, key, replace(offer, cannot_use=offer.cannot_use or problem), listener, say
+    )
     if isinstance(listener, socket.socket) and not isinstance(choice, DoWithout):
         listener.close()  # the members' keeper listens there from now on
     match choice:
@@ -200,16 +205,21 @@ def _choice(
     first = of(())
     if not isinstance(first, Wait) or isinstance(listener, str):
         return first
-    return asyncio.run(_collect(plan, ChoiceServer(home, key, of, first), listener, say))
+    # Second: where only this one answers, the other cannot be reached.
+    with listen(listener.getsockname()[0], home.port - PORT_OFFSET) as manager:
+        server = ChoiceServer(home, key, of, first)
+        return asyncio.run(_collect(plan, server, (listener, manager), say))
 
 
-async def _collect(plan: Plan, server: ChoiceServer, listener: socket.socket, say: Say) -> Choice:
+async def _collect(
+    plan: Plan, server: ChoiceServer, listeners: tuple[socket.socket, ...], say: Say
+) -> Choice:
     def missing() -> str:
         count = server.choice.missing if isinstance(server.choice, Wait) else 0
         heard = f" ({', '.join(server.names)} {'has' if len(server.names) == 1 else 'have'} come)"
         return f"{count} of {plan.nodes} nodes{heard if server.names else ''}"
 
-    async with server.serve(listener):
+    async with server.serve(*listeners):
         with _stopped_by(plan.signals, lambda name: server.stop(f"node 0 was stopped by {name}")):
             patience = min(PATIENT_S, plan.join_timeout_s)
             for limit_s in (patience, plan.join_timeout_s - patience):

@@ -19,6 +19,7 @@ from taskd.agent.run.elastic_events import EventLog
 from taskd.agent.run.plan import Plan
 from taskd.agent.run.run_command import LOOPBACK, Started, say
 from taskd.agent.run.summary import Summary, hint, read_incidents
+from taskd.agent.run.supervisor import CannotStart, Supervisor
 from taskd.agent.worker_output import WorkerOutput
 from taskd.config import environ
 from taskd.core.agent.machine import Done, State, Waiting
@@ -134,6 +135,15 @@ class _Launcher:
                 self._dashboard = DashboardProcess(plan.job, plan.dashboard, plan.clusterd, environ)
                 self._dashboard.start()
 
+    async def _keep_member(self, member: Supervisor) -> None:
+        """The other nodes have copies of the job's state, too, unless this one starts them all."""
+        try:
+            await member.keep_running()
+        except CannotStart as error:
+            if self.started.starts_etcd and not self._begun:
+                raise EtcdLostAtStart(str(error), answered=False) from error
+            say(f"this node keeps no copy of the job's state any more: {error}")
+
     def _leader_changed(self, term: Term) -> None:
         if term.epoch > 1:
             say(f"node {term.node} leads the job since epoch {term.epoch}")
@@ -166,7 +176,7 @@ class _Launcher:
             self._checkpoints = CheckpointProcess(self.plan, beacons, say)
             background.append(self._checkpoints.keep_running())
         if self.started.member is not None:
-            background.append(self.started.member.keep_running())
+            background.append(self._keep_member(self.started.member))
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(work) for work in background]

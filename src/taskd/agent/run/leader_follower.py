@@ -25,8 +25,9 @@ from taskd.runtime.clock import monotonic
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-LOOK_AT_START_S, LOST_AT_START_S = 2.0, 30.0
-"""How often etcd is looked at before ranks run, and how long it may be silent then."""
+LOOK_AT_START_S, UNANSWERED_S, LOST_AT_START_S = 1.0, 15.0, 30.0
+"""How often etcd is looked at before ranks run, and how long it may be silent then: at the very
+beginning, and later."""
 
 
 @dataclass
@@ -138,23 +139,29 @@ class LeaderFollower:
 
 
 async def watch_start(
-    access: EtcdAccess, prefix: str, begun: Callable[[], bool], lost_s: float = LOST_AT_START_S
+    access: EtcdAccess,
+    prefix: str,
+    begun: Callable[[], bool],
+    unanswered_s: float = UNANSWERED_S,
+    lost_s: float = LOST_AT_START_S,
 ) -> None:
-    """Until ranks run on this node. Raises EtcdLostAtStart: the members are gone for good if node 0
-    was lost before they had a majority without it."""
+    """Until ranks run on this node. Raises EtcdLostAtStart: it does not start at all; or the members
+    are gone for good, because node 0 was lost before they had a majority without it."""
     client, reached = EtcdClient(access.addresses, access.settings), monotonic()
     terms = JobTerms(client, prefix)
+    answered = False
     try:
         while not begun():
             try:
                 await terms.look()
-                reached = monotonic()
-            except StoreUnreachable:
+                reached, answered = monotonic(), True
+            except StoreUnreachable as error:
                 silent_s = monotonic() - reached
-                if silent_s > lost_s and not begun():
+                if silent_s > (lost_s if answered else unanswered_s) and not begun():
                     raise EtcdLostAtStart(
                         f"the job's etcd has not answered for {silent_s:.0f} s, and no rank has "
-                        "begun"
+                        f"begun ({error})",
+                        answered=answered,
                     ) from None
             await asyncio.sleep(LOOK_AT_START_S)
     finally:

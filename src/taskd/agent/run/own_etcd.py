@@ -52,6 +52,8 @@ class OwnEtcd:
     access: EtcdAccess
     member: Supervisor | None
     """None: this node cannot run a member, and only uses the others'."""
+    first: bool = False
+    """Whether this node starts it."""
 
 
 def home_of(plan: Plan) -> Address:
@@ -104,7 +106,7 @@ def start(plan: Plan, found: WithEtcd, say: Say) -> OwnEtcd:
     module = "taskd.agent.etcd_member.member_main"
     member = Supervisor("keeper of etcd", module, (task.to_json(),), env)
     member.start()
-    return OwnEtcd(access, member)
+    return OwnEtcd(access, member, found.first)
 
 
 def _certificate(plan: Plan, home: Address, folder: Path) -> job_authority.Certificate | None:

@@ -85,6 +85,8 @@ class Plan:
     nodes have not chosen yet."""
     etcd_off: str = ""
     """Why the job must not start an etcd unless it is asked to: an option. Empty: it may."""
+    etcd_failed: str = ""
+    """Why node 0 starts no etcd again: the one that it has started did not answer."""
     witness: bool = False
     """Only a member of the job's etcd, without ranks."""
     strategies: tuple[str, ...] = ()

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
                 own_etcd.remember(chosen, found.addresses)
             except EtcdLostAtStart as lost:
                 say(f"{lost}: this node starts again")
+                chosen = replace(chosen, etcd_failed="" if lost.answered else str(lost))
 
 
 def _claim(chosen: Plan) -> Claim:
@@ -89,6 +90,8 @@ class Started:
     """None: the first node leads the job, for as long as it lasts."""
     member: Supervisor | None = None
     """Of the process that keeps this node's member of the job's own etcd."""
+    starts_etcd: bool = False
+    """The first member is this node's."""
     without_etcd: WithoutEtcd | None = None
     """The nodes have chosen to run without one."""
 
@@ -139,7 +142,16 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     )
     state_dir = chosen.state_dir or run_dir
     member = own.member if own is not None else None
-    started = Started(resources, str(manager), state_dir, supervisor, access, member, without)
+    started = Started(
+        resources,
+        str(manager),
+        state_dir,
+        supervisor,
+        access,
+        member,
+        starts_etcd=own is not None and own.first,
+        without_etcd=without,
+    )
     from taskd.agent.run.launcher import launch
 
     try:
