@@ -47,8 +47,8 @@ from taskd.model.manager import (
     NodeConnected,
     NodeDisconnected,
     NodeGone,
-    NodesRegistered,
     NodeSilent,
+    NodesRegistered,
     RankHung,
     SendMessage,
     SignalReceived,
@@ -114,8 +114,12 @@ class World:
             fruitless_limit=self.random.choice([3, 8]),
         )
         if etcd:
-            several = {"rescheduling": True, "fruitless_limit": 5}
-            self.config = replace(self.config, max_restarts=UNLIMITED_RESTARTS, **several)
+            self.config = replace(
+                self.config,
+                rescheduling=True,
+                fruitless_limit=5,
+                max_restarts=UNLIMITED_RESTARTS,
+            )
         self.now = 0.0
         self.record: list[str] = []
         self.edges: set[tuple[type[ManagerState], type[ManagerState]]] = set()

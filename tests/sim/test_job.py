@@ -162,7 +162,7 @@ def test_node_that_is_cut_off_for_a_moment_comes_back() -> None:
 
 @pytest.mark.parametrize("cuts", [2, 3])
 def test_cuts_while_the_leader_changes_end_no_job(cuts: int) -> None:
-    """A new leader hears ranks that its predecessor has replaced, and repairs that are half done."""
+    """A new leader hears ranks that were replaced before, and finds repairs that are half done."""
     for seed in seeds(600):
         world = World(seed, only="retry,recover", etcd=True)
         world.steps = 200

@@ -95,8 +95,10 @@ async def ask(
             limit_s = FOREIGN_S if isinstance(error, OtherProgram) else UNSERVED_S
             if now - unserved_since > limit_s:
                 return Answer(uses=False)
-            if now > unserved_since and (heard := await _say_there(home, manager, key, name, offer)):
-                return heard
+            if now > unserved_since:
+                heard = await _say_there(home, manager, key, name, offer)
+                if heard is not None:
+                    return heard
     raise SettingsError(
         [
             f"node 0 did not answer within {within_s:g} s, neither at {home} nor, its manager, at "

@@ -109,11 +109,6 @@ class MemberKeeper:
         """The id of the cluster that our member leads, or 0, and where its members are."""
         return self._cluster, self.addresses
 
-    @property
-    def waits_because(self) -> str:
-        """Why etcd cannot decide; empty: it can."""
-        return self._waiting
-
     async def run(self) -> None:
         if self.first or self.process.has_data:
             await self._start(())

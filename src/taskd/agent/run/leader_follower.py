@@ -145,8 +145,8 @@ async def watch_start(
     unanswered_s: float = UNANSWERED_S,
     lost_s: float = LOST_AT_START_S,
 ) -> None:
-    """Until ranks run on this node. Raises EtcdLostAtStart: it does not start at all; or the members
-    are gone for good, because node 0 was lost before they had a majority without it."""
+    """Until ranks run on this node. Raises EtcdLostAtStart: it does not start; or its members are
+    gone for good, because node 0 was lost before they had a majority without it."""
     client, reached = EtcdClient(access.addresses, access.settings), monotonic()
     terms = JobTerms(client, prefix)
     answered = False
