@@ -64,6 +64,17 @@ async def node_zero(reached_at: str = LOOPBACK) -> AsyncIterator[NodeZero]:
             yield NodeZero(server, Address(reached_at, home.port))
 
 
+@asynccontextmanager
+async def other_program() -> AsyncIterator[Address]:
+    async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(hangs_up, LOOPBACK, 0)
+    async with server:
+        yield Address(*server.sockets[0].getsockname())
+
+
 def test_nodes_hear_the_choice_when_the_last_one_has_come() -> None:
     async def scenario() -> list[Answer]:
         async with node_zero() as zero:
@@ -196,12 +207,29 @@ def test_manager_that_runs_where_no_choice_is_offered_has_no_etcd(
     monkeypatch.setattr(choice_client, "UNSERVED_S", 0.5)
 
     async def scenario() -> Answer:
-        with listen(LOOPBACK, None) as manager:
-            at = Address(LOOPBACK, manager.getsockname()[1])
+        async with other_program() as manager:
             home = Address(LOOPBACK, free_port())
-            return await choice_client.ask(home, at, KEY, "node 1", Offer("node 1"), DEADLINE_S)
+            return await choice_client.ask(
+                home, manager, KEY, "node 1", Offer("node 1"), DEADLINE_S
+            )
 
     assert asyncio.run(scenario()) == Answer(uses=False)
+
+
+def test_node_goes_on_asking_while_nothing_proves_that_node_zero_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Node 0 is very slow: its kernel accepts connections, and no process answers."""
+    for limit in ("FOREIGN_S", "UNSERVED_S", "NONCE_S"):
+        monkeypatch.setattr(choice_client, limit, 0.1)
+
+    async def scenario() -> None:
+        with listen(LOOPBACK, None) as manager, listen(LOOPBACK, None) as listener:
+            home, at = (Address(*one.getsockname()) for one in (listener, manager))
+            with pytest.raises(SettingsError):
+                await choice_client.ask(home, at, KEY, "node 1", Offer("node 1"), 2.0)
+
+    asyncio.run(scenario())
 
 
 def test_node_that_reaches_only_the_manager_says_so_there() -> None:
@@ -231,15 +259,7 @@ def test_other_program_at_the_address_of_etcd_is_soon_recognized(
     monkeypatch.setattr(choice_client, "FOREIGN_S", 0.5)
 
     async def scenario() -> Answer:
-        async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
-
-        other = await asyncio.start_server(hangs_up, LOOPBACK, 0)
-        home = Address(*other.sockets[0].getsockname())
-        manager = await asyncio.start_server(hangs_up, LOOPBACK, 0)
-        at = Address(*manager.sockets[0].getsockname())
-        async with other, manager:
+        async with other_program() as home, other_program() as at:
             return await choice_client.ask(home, at, KEY, "node 1", Offer("node 1"), DEADLINE_S)
 
     assert asyncio.run(scenario()) == Answer(uses=False)

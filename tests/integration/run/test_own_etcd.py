@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from taskd.agent.run.own_etcd import PORT_OFFSET
 from taskd.clusterd.etcd.etcd_client import EtcdClient
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdUnanswered
 from taskd.config import environ
-from taskd.runtime.address import free_port
+from taskd.runtime.address import Address, free_port
 from taskd.runtime.retry import Tries, every
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.run.run_job import DEADLINE_S, TOKEN, Job, script, training
@@ -124,6 +125,22 @@ def test_etcd_that_does_not_start_keeps_no_job_from_running(
     said = f"{COST}. The job starts no etcd: node 0 cannot use it: the job's etcd has not answered"
     assert (said in ended[0].err) == (0 in broken), ended
     assert any("this etcd is broken" in ended[node].err for node in broken), ended
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_other_program_at_the_port_of_etcd_keeps_no_job_from_running(
+    tmp_path: Path, silent: bool
+) -> None:
+    """Its kernel accepts connections, and it never answers; or it refuses them."""
+    cluster = OwnCluster(tmp_path, 3, "--no-python", "true")
+    port = Address.parse(cluster.seed).port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        if silent:
+            other.listen(1000)
+        ended = [job.end() for job in [cluster.start(node) for node in range(3)]]
+    assert [each.code for each in ended] == [0, 0, 0], ended
+    assert f"node 0 cannot use it: port {port}" in ended[0].err
 
 
 @pytest.mark.timeout(300)

@@ -26,7 +26,7 @@ from taskd.runtime.retry import Tries, every
 
 log = logging.getLogger(__name__)
 
-LOOK_S, CONNECT_S = 0.2, 3.0
+LOOK_S, CONNECT_S, NONCE_S = 0.2, 3.0, 3.0
 FOREIGN_S, UNSERVED_S = 2.0, 15.0
 """How long a manager must have been there while another program answers at the address of etcd, or
 none does: no etcd, then. The process that listens there may be about to be started again."""
@@ -58,7 +58,8 @@ class OtherProgram(ValueError):
 
 async def _nonce(reader: asyncio.StreamReader) -> str:
     try:
-        nonce = (await _line(reader)).decode().strip()
+        async with asyncio.timeout(NONCE_S):
+            nonce = (await _line(reader)).decode().strip()
     except (ConnectionError, EOFError, ValueError) as error:
         raise OtherProgram(str(error)) from error
     if len(nonce) != 2 * 16:
@@ -78,27 +79,34 @@ async def ask(
     home: Address, manager: Address, key: str, name: str, offer: Offer, within_s: float
 ) -> Answer:
     """Until node 0 has chosen and, if the job uses etcd, serves it. Raises SettingsError."""
-    unserved_since = None
+    without_since = None
     async for _ in Tries(every(LOOK_S), deadline=monotonic() + within_s):
         try:
-            found = await say(home, key, name, offer)
+            try:
+                found = await say(home, key, name, offer)
+            except FAILED as error:
+                log.debug("choice of etcd: %r", error)
+                if not await _accepts(manager):
+                    without_since = None
+                    continue
+                # Node 0 listens at `home` first: if it does, this time it answers.
+                found = await say(home, key, name, offer)
             if not found.uses or found.serves:
                 return found
-            unserved_since = None
+            without_since = None
         except FAILED as error:
-            log.debug("choice of etcd: %r", error)
-            if not await _accepts(manager):
-                unserved_since = None
+            try:
+                return await say(manager, key, name, _without(offer, home, manager))
+            except OtherProgram:
+                pass  # the manager: node 0 has chosen, and does not say what
+            except FAILED as busy:
+                log.debug("choice of etcd: %r", busy)
                 continue
             now = monotonic()
-            unserved_since = now if unserved_since is None else unserved_since
-            limit_s = FOREIGN_S if isinstance(error, OtherProgram) else UNSERVED_S
-            if now - unserved_since > limit_s:
+            without_since = now if without_since is None else without_since
+            is_foreign = isinstance(error, OtherProgram | TimeoutError)
+            if now - without_since > (FOREIGN_S if is_foreign else UNSERVED_S):
                 return Answer(uses=False)
-            if now > unserved_since:
-                heard = await _say_there(home, manager, key, name, offer)
-                if heard is not None:
-                    return heard
     raise SettingsError(
         [
             f"node 0 did not answer within {within_s:g} s, neither at {home} nor, its manager, at "
@@ -107,21 +115,13 @@ async def ask(
     )
 
 
-async def _say_there(
-    home: Address, manager: Address, key: str, name: str, offer: Offer
-) -> Answer | None:
-    """Node 0 listens at the manager's address, too, while it waits: later than at `home`, so that
-    a node that gets an answer only there cannot reach `home`. None: it does not wait."""
+def _without(offer: Offer, home: Address, manager: Address) -> Offer:
+    """What this node says at the manager's address, where node 0 listens, too, while it waits."""
     cannot = (
         f"it reaches {manager}, but not {home}, where it would look for etcd. Open that port on "
         "node 0"
     )
-    unreachable = replace(offer, cannot_use=offer.cannot_use or cannot)
-    try:
-        return await say(manager, key, name, unreachable)
-    except FAILED as error:
-        log.debug("choice of etcd: %r", error)
-        return None
+    return replace(offer, cannot_use=offer.cannot_use or cannot)
 
 
 async def _accepts(address: Address) -> bool:
