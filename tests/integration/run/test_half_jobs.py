@@ -150,6 +150,22 @@ def wait_for_voters(*launchers: Launcher) -> None:
             break
 
 
+def test_node_that_cannot_reach_the_port_of_etcd_keeps_no_job_from_running(tmp_path: Path) -> None:
+    binary()
+    with ExitStack() as stack:
+        spaces = stack.enter_context(machines(3))
+        spaces.cut_port(1, 9603)
+        launchers = []
+        for node in range(3):
+            words = ("--nnodes=3", "--no-python", "true")
+            launchers.append(Launcher(spaces, node, tmp_path, *words, etcd=""))
+            stack.callback(launchers[-1].close)
+        ended = [launcher.popen.wait() for launcher in launchers]
+        said = launchers[0].err.read_text()
+        assert ended == [0, 0, 0], said
+        assert "The job starts no etcd: node 1 cannot use it: it reaches 10.86.0.1:9601" in said
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("has", ["etcd", "no-such-etcd"])
 def test_three_nodes_need_no_option_to_survive_node_zero_and_to_take_it_back(
