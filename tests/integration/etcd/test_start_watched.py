@@ -20,17 +20,20 @@ def access(address: str) -> EtcdAccess:
     return EtcdAccess((address,), EtcdSettings())
 
 
-def test_silent_etcd_is_given_up_before_the_job_begins() -> None:
+@pytest.mark.parametrize("starts", [True, False])
+def test_silent_etcd_is_given_up_before_the_job_begins(starts: bool) -> None:
     async def scenario() -> None:
+        silent = access(f"127.0.0.1:{free_port()}")
         with pytest.raises(EtcdLostAtStart, match="no rank has begun") as lost:
-            await watch_start(access(f"127.0.0.1:{free_port()}"), PREFIX, lambda: False, 0.5)
-        assert not lost.value.answered
+            await watch_start(silent, PREFIX, lambda: False, starts, 0.5, 0.5)
+        assert lost.value.do_without == starts
 
     asyncio.run(scenario())
 
 
 def test_silent_etcd_is_no_reason_to_start_again_once_ranks_run() -> None:
-    asyncio.run(watch_start(access(f"127.0.0.1:{free_port()}"), PREFIX, lambda: True, 0.5))
+    silent = access(f"127.0.0.1:{free_port()}")
+    asyncio.run(watch_start(silent, PREFIX, lambda: True, True, 0.5))
 
 
 def test_etcd_that_answers_is_not_given_up(tmp_path: Path) -> None:
@@ -42,7 +45,7 @@ def test_etcd_that_answers_is_not_given_up(tmp_path: Path) -> None:
             looks += 1
             return looks > 2
 
-        await watch_start(access(etcd.client), PREFIX, begun, 5.0, 5.0)
+        await watch_start(access(etcd.client), PREFIX, begun, True, 5.0, 5.0)
 
     with running(tmp_path / "etcd") as etcd:
         asyncio.run(scenario())

@@ -124,7 +124,7 @@ def test_etcd_that_does_not_start_keeps_no_job_from_running(
     assert [each.code for each in ended] == [0, 0, 0], ended
     said = f"{COST}. The job starts no etcd: node 0 cannot use it: the job's etcd has not answered"
     assert (said in ended[0].err) == (0 in broken), ended
-    assert any("this etcd is broken" in ended[node].err for node in broken), ended
+    assert ("this etcd is broken" in ended[0].err) == (0 in broken), ended
 
 
 @pytest.mark.parametrize("silent", [False, True])

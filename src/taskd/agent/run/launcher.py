@@ -141,7 +141,7 @@ class _Launcher:
             await member.keep_running()
         except CannotStart as error:
             if self.started.starts_etcd and not self._begun:
-                raise EtcdLostAtStart(str(error), answered=False) from error
+                raise EtcdLostAtStart(str(error), do_without=True) from error
             say(f"this node keeps no copy of the job's state any more: {error}")
 
     def _leader_changed(self, term: Term) -> None:
@@ -161,7 +161,10 @@ class _Launcher:
             self._follower = LeaderFollower(self.started.etcd, node, self._leader_changed)
             if self.plan.starts_etcd and not self.plan.spare:
                 prefix = job_prefix(self.plan.job, self.plan.token)
-                background.append(watch_start(self.started.etcd, prefix, lambda: self._begun))
+                starts = self.started.starts_etcd
+                background.append(
+                    watch_start(self.started.etcd, prefix, lambda: self._begun, starts)
+                )
             if self.started.supervisor is not None:
                 self.started.supervisor.newest = self._follower.manager_arguments
             background.append(self._follower.run())

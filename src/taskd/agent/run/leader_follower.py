@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 LOOK_AT_START_S, UNANSWERED_S, LOST_AT_START_S = 1.0, 15.0, 30.0
-"""How often etcd is looked at before ranks run, and how long it may be silent then: at the very
-beginning, and later."""
+"""How often etcd is looked at before ranks run, and how long it may be silent then: at first on the
+node that starts it, and otherwise."""
 
 
 @dataclass
@@ -142,26 +142,27 @@ async def watch_start(
     access: EtcdAccess,
     prefix: str,
     begun: Callable[[], bool],
+    starts: bool,
     unanswered_s: float = UNANSWERED_S,
     lost_s: float = LOST_AT_START_S,
 ) -> None:
     """Until ranks run on this node. Raises EtcdLostAtStart: it does not start; or its members are
-    gone for good, because node 0 was lost before they had a majority without it."""
+    gone for good, because node 0 was lost before they had a majority without it. `starts`: this
+    node has started it."""
     client, reached = EtcdClient(access.addresses, access.settings), monotonic()
     terms = JobTerms(client, prefix)
-    answered = False
     try:
         while not begun():
             try:
                 await terms.look()
-                reached, answered = monotonic(), True
+                reached, starts = monotonic(), False
             except StoreUnreachable as error:
                 silent_s = monotonic() - reached
-                if silent_s > (lost_s if answered else unanswered_s) and not begun():
+                if silent_s > (unanswered_s if starts else lost_s) and not begun():
                     raise EtcdLostAtStart(
                         f"the job's etcd has not answered for {silent_s:.0f} s, and no rank has "
                         f"begun ({error})",
-                        answered=answered,
+                        do_without=starts,
                     ) from None
             await asyncio.sleep(LOOK_AT_START_S)
     finally:

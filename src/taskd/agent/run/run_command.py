@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
                 own_etcd.remember(chosen, found.addresses)
             except EtcdLostAtStart as lost:
                 say(f"{lost}: this node starts again")
-                chosen = replace(chosen, etcd_failed="" if lost.answered else str(lost))
+                chosen = replace(chosen, etcd_failed=str(lost) if lost.do_without else "")
 
 
 def _claim(chosen: Plan) -> Claim:
