@@ -232,9 +232,10 @@ def _shared_memory() -> str:
 def _etcd() -> Finding:
     found = etcd_binary.find(etcd_binary.member_settings(), encrypted=True)
     if isinstance(found, NoEtcd):
-        because = f"{found.because}: in a job of several nodes, {COST}"
+        because = f"{found.because}: a job of several nodes keeps its state on node 0, and {COST}"
         return Finding("etcd", Verdict.ABSENT, "not usable", because, found.remedy)
-    return Finding("etcd", Verdict.FINE, f"{found.version}, {found.path}")
+    where = f"{found.version}, {found.path}"
+    return Finding("etcd", Verdict.FINE, f"{where}: jobs of three nodes or more start it")
 
 
 def _open_files() -> Finding:

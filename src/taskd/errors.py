@@ -52,6 +52,15 @@ class JobElsewhere(Transient):
         self.addresses = addresses
 
 
+class EtcdLostAtStart(Transient):
+    """The job's etcd is gone, and no rank has begun yet. This launcher must start again."""
+
+    def __init__(self, problem: str, *, do_without: bool) -> None:
+        super().__init__(problem)
+        self.do_without = do_without
+        """This node has started it, and it has never answered: the next one would not either."""
+
+
 class Permanent(TaskdError): ...
 
 

@@ -131,10 +131,11 @@ def test_cut_links_cost_no_step(tmp_path: Path, case: Case) -> None:
     with ExitStack() as stack:
         spaces = stack.enter_context(machines(NODES + case.spares))
         words = (f"--nnodes={NODES}", f"--strategies={case.strategies}")
+        own = {"etcd": "none"}
         nodes = []
         for node in range(NODES + case.spares):
             spare = ["--spare"] if node >= NODES else []
-            launcher = Launcher(spaces, node, tmp_path, *words, *spare, path, str(slow), etcd="")
+            launcher = Launcher(spaces, node, tmp_path, *words, *spare, path, str(slow), **own)
             stack.callback(launcher.close)
             nodes.append(launcher)
         for launcher in nodes[:NODES]:

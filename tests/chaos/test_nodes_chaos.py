@@ -1,9 +1,9 @@
 """Four machines, one of them a spare: nodes and processes are killed, stopped, cut off, returned.
 
-Node 0 and the node that leads are preferred. The job starts its own etcd. Safety: the weights equal
-those of an undisturbed run, no step is lost (the ranks are never restarted from the beginning), and
-what the managers have written to etcd is the history of one leader after the other, without a
-decision that is lost or made twice (`etcd_observer.py`).
+Node 0 and the node that leads are preferred. The job starts an etcd by itself. Safety: the weights
+equal those of an undisturbed run, no step is lost (the ranks are never restarted from the
+beginning), and what the managers have written to etcd is the history of one leader after the other,
+without a decision that is lost or made twice (`etcd_observer.py`).
 
 `.ci/run` injects as many faults as fit into four minutes, `make soak` 1,000. The job never has more
 faults at once than it promises to survive: the next one comes when it trains again, and a node or a
@@ -93,7 +93,7 @@ class Campaign:
         folder = self.folder / f"machine{machine}"
         folder.mkdir(exist_ok=True)
         words = [f"--nnodes={NODES}", *spare, "--strategies=retry,recover", *self.words]
-        launcher = Launcher(self.spaces, machine, folder, *words)
+        launcher = Launcher(self.spaces, machine, folder, *words, etcd="")
         self.stack.callback(launcher.close)
         self.launchers[machine] = launcher
 

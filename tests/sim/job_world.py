@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -48,6 +48,7 @@ from taskd.model.manager import (
     NodeDisconnected,
     NodeGone,
     NodeSilent,
+    NodesRegistered,
     RankHung,
     SendMessage,
     SignalReceived,
@@ -84,10 +85,14 @@ class Group:
 
 
 class World:
-    def __init__(self, seed: int, *, friendly: bool = False, only: str = "") -> None:
+    def __init__(
+        self, seed: int, *, friendly: bool = False, only: str = "", etcd: bool = False
+    ) -> None:
         """`friendly`: all strategies are allowed, and the script is protected. `only`: this one
-        strategy is allowed, and there are several nodes."""
+        strategy is allowed, and there are several nodes. `etcd`: each manager is the leader of a
+        new term, and knows which nodes the job has."""
         self.random = random.Random(seed)
+        self.etcd = etcd
         friendly = friendly or bool(only)
         shapes = [(1, 3), (2, 2), (3, 1)]
         self.nodes, self.per_node = self.random.choice(shapes[1:] if only else shapes)
@@ -108,6 +113,13 @@ class World:
             rescheduling=self.random.random() < 0.5,
             fruitless_limit=self.random.choice([3, 8]),
         )
+        if etcd:
+            self.config = replace(
+                self.config,
+                rescheduling=True,
+                fruitless_limit=5,
+                max_restarts=UNLIMITED_RESTARTS,
+            )
         self.now = 0.0
         self.record: list[str] = []
         self.edges: set[tuple[type[ManagerState], type[ManagerState]]] = set()
@@ -232,6 +244,9 @@ class World:
         self.manager = manager.begin(self.config, self.now)
         self.manager_incarnation += 1
         self._manager_deadline()
+        if self.etcd:
+            nodes = frozenset(map(NodeRank, self.agents))
+            self.step_manager(NodesRegistered(nodes, self.manager_incarnation))
         held, self._held = self._held, []
         for heard in held:
             if self.random.random() < 0.9:
@@ -240,6 +255,18 @@ class World:
             if state is not None:
                 self.later(1.0, partial(self._connect, node, self.manager_incarnation))
         self.later(1.0, partial(self._subscribe, self.manager_incarnation))
+        if self.etcd:
+            for node in self.agents:
+                self.later(0.5, partial(self._look_for, node, self.manager_incarnation))
+
+    def _look_for(self, node: int, incarnation: int) -> None:
+        """A new leader probes the nodes that the job has."""
+        if incarnation != self.manager_incarnation or self.manager is None:
+            return
+        if self.agents[node] is None:
+            self.step_manager(NodeGone(NodeRank(node), "its liveness port is closed"))
+        elif self._cut_until.get(node, 0.0) > self.now:
+            self._unheard(node, incarnation)
 
     def kill_manager(self) -> None:
         if self.manager is None or isinstance(self.manager, Ending | Ended):

@@ -160,6 +160,23 @@ def test_node_that_is_cut_off_for_a_moment_comes_back() -> None:
         assert world.manager.job.attempt == 0, tale
 
 
+@pytest.mark.parametrize("cuts", [2, 3])
+def test_cuts_while_the_leader_changes_end_no_job(cuts: int) -> None:
+    """A new leader hears ranks that were replaced before, and finds repairs that are half done."""
+    for seed in seeds(600):
+        world = World(seed, only="retry,recover", etcd=True)
+        world.steps = 200
+        for _ in range(cuts):
+            node = world.random.randrange(world.nodes)
+            cut = partial(world.blip, node, world.random.uniform(0.8, 3.0))
+            world.at(world.random.uniform(6.0, 14.0), cut)
+            world.at(world.random.uniform(6.0, 14.0), world.kill_manager)
+        world.run(until=END_S)
+        tale = f"seed {seed}\n" + "\n".join(world.record[-300:])
+        assert world.exit_code == 0, tale
+        assert len(world.finished) == world.size, tale
+
+
 def test_shrunk_job_grows_back_when_the_node_was_only_cut_off() -> None:
     grown = 0
     for seed in seeds(100):

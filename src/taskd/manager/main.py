@@ -178,12 +178,14 @@ class Manager:
 
     def _tasks(self) -> list[Any]:
         profiling = self._sense.profiling
-        work: list[Any] = [self._sense.receive(), self._sense.watch_connections(), profiling.run()]
+        work: list[Any] = []
         if self._term is not None:
+            # First: before any message, a new leader must know which nodes it has to hear.
             work += [
                 self._term.find_lost_nodes(self._sense.inbox.put_nowait),
                 self._term.leadership.lost.wait(),
             ]
+        work += [self._sense.receive(), self._sense.watch_connections(), profiling.run()]
         if self._plugins is not None:
             work.append(self._run_plugins(self._plugins))
         if self._clusterd is not None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
+from taskd.agent.etcd_member.choice_messages import choice_key
 from taskd.agent.etcd_member.etcd_binary import EtcdBinary, EtcdMemberSettings, find
 from taskd.agent.etcd_member.job_authority import issue
 from taskd.agent.etcd_member.job_etcd import JobEtcdPlan, job_etcd
@@ -148,6 +149,7 @@ def main(words: Sequence[str]) -> None:
             folder=folder,
             certificate=issue(token, "job", hosts, folder) if token else None,
             prefix=PREFIX,
+            choice_key=choice_key("job", token),
         )
         asyncio.run(serve(plan))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import pytest
 
 from taskd.runtime.clock import wall
 from taskd.runtime.files.private_files import make_private, user_folder
+from taskd.runtime.retry import Tries, every
+from taskd.wire.json_reading import loads
 from tests.integration import namespaces
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import MemberNode
@@ -121,6 +124,7 @@ def test_minority_with_node_zero_never_trains_alone(tmp_path: Path) -> None:
     with job(tmp_path, 3, *words) as (spaces, (zero, one, two)):
         for launcher in (zero, one, two):
             launcher.wait_for("with 3 ranks")
+        wait_for_voters(one, two)
         before = [launcher.size() for launcher in (zero, one, two)]
         spaces.cut(0)
         one.wait_for("with 2 ranks", after=before[1])
@@ -131,6 +135,68 @@ def test_minority_with_node_zero_never_trains_alone(tmp_path: Path) -> None:
         one.wait_for("with 3 ranks", after=before[1])
         zero.wait_for("with 3 ranks", after=before[0])
         assert "with 1 ranks" not in zero.out.read_text()
+
+
+def voters(launcher: Launcher) -> int:
+    """As its machine knows them."""
+    saved = [loads(path.read_text()) for path in launcher.files.glob("etcd-*.json")]
+    return len(saved[0]) if saved else 0
+
+
+def wait_for_voters(*launchers: Launcher) -> None:
+    """Until the job has a majority without any one of its three nodes."""
+    for _ in Tries(every(0.2)):
+        if all(voters(launcher) == 3 for launcher in launchers):
+            break
+
+
+def test_node_that_cannot_reach_the_port_of_etcd_keeps_no_job_from_running(tmp_path: Path) -> None:
+    binary()
+    with ExitStack() as stack:
+        spaces = stack.enter_context(machines(3))
+        spaces.cut_port(1, 9603)
+        launchers = []
+        for node in range(3):
+            words = ("--nnodes=3", "--no-python", "true")
+            launchers.append(Launcher(spaces, node, tmp_path, *words, etcd=""))
+            stack.callback(launchers[-1].close)
+        ended = [launcher.popen.wait() for launcher in launchers]
+        said = launchers[0].err.read_text()
+        assert ended == [0, 0, 0], said
+        assert "The job starts no etcd: node 1 cannot use it: it reaches 10.86.0.1:9601" in said
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("has", ["etcd", "no-such-etcd"])
+def test_three_nodes_need_no_option_to_survive_node_zero_and_to_take_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: str
+) -> None:
+    """Another machine takes its place, and knows nothing of the job."""
+    binary()
+    path = training(tmp_path, 100_000)
+    words = ("--nnodes=3", "--strategies=retry,recover-in-place,elastic-training", path)
+    with ExitStack() as stack:
+        spaces = stack.enter_context(machines(3))
+
+        def start(node: int) -> Launcher:
+            launcher = Launcher(spaces, node, tmp_path, *words, etcd="")
+            stack.callback(launcher.close)
+            return launcher
+
+        zero, one, two = (start(node) for node in range(3))
+        for launcher in (zero, one, two):
+            launcher.wait_for("with 3 ranks")
+        wait_for_voters(one, two)
+        zero.close()
+        for launcher in (one, two):
+            launcher.wait_for("with 2 ranks")
+        shutil.rmtree(zero.files)
+        monkeypatch.setenv("TASKD_ETCD_MEMBER_BINARY", has)
+        before, said = zero.size(), zero.err.stat().st_size
+        start(0).wait_for("with 3 ranks", after=before)
+        again = zero.err.read_bytes()[said:].decode()
+        assert ("The job starts no etcd: node 0" in again) == (has != "etcd"), again
+        assert "leads the job since epoch 2" in one.err.read_text() + two.err.read_text()
 
 
 def test_two_nodes_alone_wait_after_a_silent_loss_and_continue_on_proof_of_death(

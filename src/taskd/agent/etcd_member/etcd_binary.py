@@ -53,12 +53,12 @@ def member_settings() -> EtcdMemberSettings:
     return load(EtcdMemberSettings, prefix="TASKD_ETCD_MEMBER")
 
 
-def advice(settings: EtcdMemberSettings) -> str:
-    """For a job of several nodes without etcd: what that costs, and what to do."""
-    remedy = "Start all nodes with --etcd own"
-    if shutil.which(settings.binary or "etcd") is None:
-        remedy = f"Install etcd on all nodes (Debian: apt-get install {PACKAGE}) and use --etcd own"
-    return f"node 0 keeps the job's state: {COST}. {remedy}, or name an etcd with --etcd"
+def no_certificates() -> NoEtcd | None:
+    """Why this node cannot make certificates from the job's token; None: it can."""
+    if find_spec("cryptography") is not None:
+        return None
+    because = "etcd needs certificates, and the library `cryptography` is not installed"
+    return NoEtcd(because, "pip install 'taskd[secure]', on every node")
 
 
 def find(settings: EtcdMemberSettings, *, encrypted: bool) -> EtcdBinary | NoEtcd:
@@ -68,9 +68,8 @@ def find(settings: EtcdMemberSettings, *, encrypted: bool) -> EtcdBinary | NoEtc
     if path is None:
         install = f"Install it (Debian: apt-get install {PACKAGE}), or set"
         return NoEtcd(f"{named} is not installed", f"{install} TASKD_ETCD_MEMBER_BINARY")
-    if encrypted and find_spec("cryptography") is None:
-        because = "etcd needs certificates, and the library `cryptography` is not installed"
-        return NoEtcd(because, "pip install 'taskd[secure]', on every node")
+    if encrypted and (lacking := no_certificates()):
+        return lacking
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -1,8 +1,10 @@
 """The address at which every node looks for the job's etcd: that of the first node.
 
-Its keeper forwards connections from there to the members, wherever they run. A first node that has
-lost its files cannot know that the job runs: it starts another etcd. etcd's leader in the running
-job notices that, and writes there where the job runs, so that the first node joins it.
+Its keeper forwards connections from there to the members, wherever they run, and tells nodes that
+ask that the job has an etcd (`choice_messages.py`). A first node that has lost its files cannot
+know that the job runs: it asks all nodes what they have, or starts another etcd (`--etcd own`).
+etcd's leader in the running job notices both, and says there where the job runs, so that the first
+node joins it.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from math import inf
 
+from taskd.agent.etcd_member import choice_client, choice_server
+from taskd.agent.etcd_member.choice_messages import HELLO
 from taskd.clusterd.etcd.etcd_client import EtcdClient
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdRefused, EtcdUnanswered
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.clusterd.etcd.job_terms import JobTerms
+from taskd.core.etcd_choice import Runs
 from taskd.core.record import StoreUnreachable
 from taskd.runtime.address import Address
 from taskd.runtime.clock import monotonic
@@ -32,12 +37,21 @@ CHUNK = 1 << 16
 
 
 @asynccontextmanager
-async def forwarder(at: Address, targets: Callable[[], tuple[str, ...]]) -> AsyncIterator[None]:
-    """Connect each client with the first target that accepts. Raises OSError: the port is taken."""
+async def forwarder(
+    at: Address,
+    targets: Callable[[], tuple[str, ...]],
+    choice_key: str,
+    serves: Callable[[], bool],
+) -> AsyncIterator[None]:
+    """Connect each client with the first target that accepts. Raises OSError: the port is taken.
+
+    Clients of etcd speak first, so a node that asks about the choice is told from them. `serves`:
+    whether etcd has answered, so that such a node need not wait.
+    """
     running: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(_forward(reader, writer, targets()))
+        task = asyncio.create_task(_forward(reader, writer, targets, choice_key, serves))
         running.add(task)
         task.add_done_callback(running.discard)
 
@@ -52,16 +66,25 @@ async def forwarder(at: Address, targets: Callable[[], tuple[str, ...]]) -> Asyn
 
 
 async def _forward(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targets: tuple[str, ...]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    targets: Callable[[], tuple[str, ...]],
+    choice_key: str,
+    serves: Callable[[], bool],
 ) -> None:
     try:
-        for target in map(Address.parse, targets):
+        first = await reader.read(CHUNK)
+        if first.startswith(HELLO):
+            await choice_server.answer(reader, writer, choice_key, serves=serves())
+            return
+        for target in map(Address.parse, targets()):
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(CONNECT_S):
                     there = await asyncio.open_connection(target.host, target.port)
                 break
         else:
             return
+        there[1].write(first)
         try:
             ways = (_copy(reader, there[1]), _copy(there[0], writer))
             copying = [asyncio.create_task(way) for way in ways]
@@ -72,6 +95,8 @@ async def _forward(
                     task.cancel()
         finally:
             there[1].close()
+    except OSError:
+        pass  # the client has gone
     finally:
         writer.close()
 
@@ -87,9 +112,10 @@ async def tell_first_node(
     home: Address,
     settings: EtcdSettings,
     prefix: str,
+    choice_key: str,
     running: Callable[[], tuple[int, tuple[str, ...]]],
 ) -> None:
-    """Say at the first node's address where the job runs, if another etcd answers there.
+    """Say at the first node's address where the job runs, if the first node does not know it.
 
     `running`: the id of the cluster that this node's member leads, or 0, and its addresses. Never
     returns.
@@ -111,5 +137,7 @@ async def tell_first_node(
                     await terms.say_elsewhere(addresses)
             except (EtcdBusy, EtcdRefused, EtcdUnanswered, StoreUnreachable):
                 since = inf
+                if cluster:
+                    await choice_client.tell(home, choice_key, "etcd", Runs(addresses))
     finally:
         await client.close()

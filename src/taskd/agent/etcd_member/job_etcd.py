@@ -49,6 +49,8 @@ class JobEtcdPlan:
     """None: without encryption, as the whole job."""
     prefix: str
     """Of the keys that say who leads the job (`job_terms.py`)."""
+    choice_key: str
+    """Signs what the nodes say about the choice to use etcd (`choice_messages.py`)."""
     keeper: KeeperConfig = field(default_factory=KeeperConfig)
 
 
@@ -84,7 +86,9 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
         stack.push_async_callback(keeper.leave)
         for work in (
             keeper.run(),
-            tell_first_node(plan.home, settings, plan.prefix, lambda: keeper.leads),
+            tell_first_node(
+                plan.home, settings, plan.prefix, plan.choice_key, lambda: keeper.leads
+            ),
         ):
             stack.push_async_callback(_end, asyncio.create_task(work))
         yield keeper
@@ -95,9 +99,12 @@ async def _forward(
 ) -> None:
     try:
         home = str(at), str(plan.home)
-        await stack.enter_async_context(
-            forwarder(at, lambda: tuple(one for one in keeper.addresses if one not in home))
-        )
+
+        def targets() -> tuple[str, ...]:
+            return tuple(one for one in keeper.addresses if one not in home)
+
+        serving = forwarder(at, targets, plan.choice_key, keeper.joined.is_set)
+        await stack.enter_async_context(serving)
     except OSError as error:
         remedy = "Choose another --manager-port (etcd's is two higher)"
         problem = f"etcd cannot listen on {at}: {error.strerror}. {remedy}"

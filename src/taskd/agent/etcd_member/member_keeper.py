@@ -109,11 +109,6 @@ class MemberKeeper:
         """The id of the cluster that our member leads, or 0, and where its members are."""
         return self._cluster, self.addresses
 
-    @property
-    def waits_because(self) -> str:
-        """Why etcd cannot decide; empty: it can."""
-        return self._waiting
-
     async def run(self) -> None:
         if self.first or self.process.has_data:
             await self._start(())
@@ -142,6 +137,7 @@ class MemberKeeper:
 
     async def leave(self) -> None:
         """Before a planned end: the others need fewer votes then, and wait for nothing."""
+        self.process.leaves = True
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self._leave()

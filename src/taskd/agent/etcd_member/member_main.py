@@ -16,6 +16,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from taskd.agent.etcd_member.choice_messages import choice_key
 from taskd.agent.etcd_member.etcd_binary import EtcdBinary
 from taskd.agent.etcd_member.job_authority import Certificate
 from taskd.agent.etcd_member.job_etcd import JobEtcdPlan, job_etcd
@@ -54,6 +55,7 @@ class MemberTask:
 
     def plan(self, known: tuple[str, ...] = ()) -> JobEtcdPlan:
         """`known`: the members that this machine has seen last; those of the start may be gone."""
+        token = environ.get("TASKD_TOKEN", "")
         return JobEtcdPlan(
             binary=EtcdBinary(self.binary, self.version),
             job=self.job,
@@ -65,7 +67,8 @@ class MemberTask:
             seeds=tuple(map(Address.parse, dict.fromkeys((*self.seeds, *known)))),
             folder=Path(self.folder),
             certificate=Certificate(*self.certificate) if self.certificate else None,
-            prefix=job_prefix(self.job, environ.get("TASKD_TOKEN", "")),
+            prefix=job_prefix(self.job, token),
+            choice_key=choice_key(self.job, token),
         )
 
 
@@ -74,7 +77,7 @@ async def keep(task: MemberTask) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    running = RunningJob.of(task.job)
+    running = RunningJob.of(task.job, task.home)
     async with job_etcd(task.plan(running.addresses()), say) as keeper:
         stopping = asyncio.create_task(stop.wait())
         while not stop.is_set():

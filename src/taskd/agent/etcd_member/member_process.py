@@ -105,6 +105,8 @@ class MemberProcess:
     folder: Path
     """Removed at the end."""
     restarts: int = 0
+    leaves: bool = False
+    """It ends by itself when it is removed from the list of members, and is not started again."""
     _others: tuple[str, ...] = ()
     _popen: subprocess.Popen[bytes] | None = None
     _keeping: asyncio.Task[None] | None = None
@@ -165,6 +167,8 @@ class MemberProcess:
         while True:
             assert self._popen is not None
             ended = await exit_of(self._popen), self._last_error()
+            if self.leaves:
+                return
             if ended != said:  # a member that was removed ends at once, again and again
                 log.warning("etcd exited: code=%s; starting it again: %s", *ended)
             said = ended

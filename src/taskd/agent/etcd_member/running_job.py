@@ -40,9 +40,10 @@ class RunningJob:
     _saved: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
-    def of(cls, job: str) -> RunningJob:
+    def of(cls, job: str, home: str) -> RunningJob:
+        """`home`: where its nodes meet. Two jobs of the usual name are told apart by it."""
         key = environ.get("TASKD_TOKEN", "").encode()[: blake2b.MAX_KEY_SIZE]
-        name = blake2b(job.encode(), digest_size=12, key=key).hexdigest()
+        name = blake2b(f"{job} {home}".encode(), digest_size=12, key=key).hexdigest()
         try:
             return cls(make_private(user_folder()) / f"etcd-{name}.json")
         except SettingsError:

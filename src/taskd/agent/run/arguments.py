@@ -139,7 +139,7 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "HOST:PORT,…",
         "",
         "etcd that keeps the job's state: then any node may be lost, even node 0; own: the job "
-        "starts one; default: node 0 keeps the state",
+        "starts one; none: node 0 keeps the state; default: own, if three nodes or more can do it",
     ),
     ("--preload", "MODULE,…", [], "import these modules once, before workers are forked"),
     ("--job-id", "NAME", "", "name of the job; default: the value of --rdzv-id"),

@@ -19,10 +19,11 @@ from taskd.agent.run.elastic_events import EventLog
 from taskd.agent.run.plan import Plan
 from taskd.agent.run.run_command import LOOPBACK, Started, say
 from taskd.agent.run.summary import Summary, hint, read_incidents
+from taskd.agent.run.supervisor import CannotStart, Supervisor
 from taskd.agent.worker_output import WorkerOutput
 from taskd.config import environ
-from taskd.core.agent.machine import Done, State
-from taskd.errors import JobElsewhere, TaskdError
+from taskd.core.agent.machine import Done, State, Waiting
+from taskd.errors import EtcdLostAtStart, JobElsewhere, TaskdError
 from taskd.model.agent import Event
 from taskd.proxy import Proxy, ProxyConfig
 from taskd.runtime.clock import wall
@@ -57,6 +58,8 @@ class _Launcher:
     _dashboard: DashboardProcess | None = None
     _follower: LeaderFollower | None = None
     _checkpoints: CheckpointProcess | None = None
+    _begun: bool = False
+    """Whether ranks have run on this node."""
 
     async def run(self) -> Done:
         plan, summary = self.plan, Summary(wall)
@@ -80,6 +83,7 @@ class _Launcher:
             observers.append(event_log.observe)
 
         def observe(event: Event, before: State, after: State) -> None:
+            self._begun = self._begun or not isinstance(after, Waiting)
             for observer in observers:
                 observer(event, before, after)
 
@@ -88,7 +92,7 @@ class _Launcher:
         try:
             done = await self._train(node)
             trouble = proxy.bus.disconnect_reason
-        except JobElsewhere:
+        except (JobElsewhere, EtcdLostAtStart):
             leaves = True
             raise
         finally:
@@ -131,6 +135,15 @@ class _Launcher:
                 self._dashboard = DashboardProcess(plan.job, plan.dashboard, plan.clusterd, environ)
                 self._dashboard.start()
 
+    async def _keep_member(self, member: Supervisor) -> None:
+        """The other nodes have copies of the job's state, too, unless this one starts them all."""
+        try:
+            await member.keep_running()
+        except CannotStart as error:
+            if self.started.starts_etcd and not self._begun:
+                raise EtcdLostAtStart(str(error), do_without=True) from error
+            say(f"this node keeps no copy of the job's state any more: {error}")
+
     def _leader_changed(self, term: Term) -> None:
         if term.epoch > 1:
             say(f"node {term.node} leads the job since epoch {term.epoch}")
@@ -142,12 +155,23 @@ class _Launcher:
             if self.plan.node == 0:
                 background.append(self._announce(node.proxy))
         if self.started.etcd is not None:
-            from taskd.agent.run.leader_follower import LeaderFollower
+            from taskd.agent.run.leader_follower import LeaderFollower, watch_start
+            from taskd.clusterd.etcd.job_terms import job_prefix
 
             self._follower = LeaderFollower(self.started.etcd, node, self._leader_changed)
+            if self.plan.starts_etcd and not self.plan.spare:
+                prefix = job_prefix(self.plan.job, self.plan.token)
+                starts = self.started.starts_etcd
+                background.append(
+                    watch_start(self.started.etcd, prefix, lambda: self._begun, starts)
+                )
             if self.started.supervisor is not None:
                 self.started.supervisor.newest = self._follower.manager_arguments
             background.append(self._follower.run())
+        if (without := self.started.without_etcd) is not None:
+            background.append(
+                without.keep_telling(lambda: not node.proxy.bus.joined, lambda: self._begun)
+            )
         if self.plan.checkpoint_every:
             from taskd.agent.run.beside.checkpoint_process import CheckpointProcess
 
@@ -155,7 +179,7 @@ class _Launcher:
             self._checkpoints = CheckpointProcess(self.plan, beacons, say)
             background.append(self._checkpoints.keep_running())
         if self.started.member is not None:
-            background.append(self.started.member.keep_running())
+            background.append(self._keep_member(self.started.member))
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(work) for work in background]

@@ -19,10 +19,15 @@ from taskd.clusterd.etcd.etcd_settings import EtcdAccess
 from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
 from taskd.core.election import Term, old_backup
 from taskd.core.record import StoreUnreachable
+from taskd.errors import EtcdLostAtStart
+from taskd.runtime.clock import monotonic
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+LOOK_AT_START_S, UNANSWERED_S, LOST_AT_START_S = 1.0, 15.0, 30.0
+"""How often etcd is looked at before ranks run, and how long it may be silent then: at first on the
+node that starts it, and otherwise."""
 
 
 @dataclass
@@ -131,3 +136,34 @@ class LeaderFollower:
         self.node.bus.fence.admits(term.epoch)
         await self.node.proxy.redirect(term.manager, term.run)
         self.on_change(term)
+
+
+async def watch_start(
+    access: EtcdAccess,
+    prefix: str,
+    begun: Callable[[], bool],
+    starts: bool,
+    unanswered_s: float = UNANSWERED_S,
+    lost_s: float = LOST_AT_START_S,
+) -> None:
+    """Until ranks run on this node. Raises EtcdLostAtStart: it does not start; or its members are
+    gone for good, because node 0 was lost before they had a majority without it. `starts`: this
+    node has started it."""
+    client, reached = EtcdClient(access.addresses, access.settings), monotonic()
+    terms = JobTerms(client, prefix)
+    try:
+        while not begun():
+            try:
+                await terms.look()
+                reached, starts = monotonic(), False
+            except StoreUnreachable as error:
+                silent_s = monotonic() - reached
+                if silent_s > (unanswered_s if starts else lost_s) and not begun():
+                    raise EtcdLostAtStart(
+                        f"the job's etcd has not answered for {silent_s:.0f} s, and no rank has "
+                        f"begun ({error})",
+                        do_without=starts,
+                    ) from None
+            await asyncio.sleep(LOOK_AT_START_S)
+    finally:
+        await client.close()

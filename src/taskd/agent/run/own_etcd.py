@@ -1,43 +1,50 @@
-"""`taskd run` of several nodes with an etcd of its own: whether, where, and how to reach it.
+"""This node's part of an etcd that `taskd run` starts: where its data is, and its process.
 
-Node 0 decides. The other nodes find out: they wait until node 0 serves either etcd or the manager's
-port without it. A launcher that is started again joins the etcd of its running job, also on node 0
-(`etcd_member/running_job.py`).
+Whether the job has one is chosen before (`etcd_choice.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from taskd.agent.etcd_member import etcd_binary, job_authority
-from taskd.agent.etcd_member.etcd_binary import COST, NoEtcd
+from taskd.agent.etcd_member.etcd_binary import EtcdBinary, EtcdMemberSettings, NoEtcd
 from taskd.agent.etcd_member.member_main import MemberTask
 from taskd.agent.etcd_member.member_registry import MOST_CANDIDATES
-from taskd.agent.etcd_member.running_job import RunningJob, still_runs
+from taskd.agent.etcd_member.running_job import RunningJob
 from taskd.agent.node_resources import SHARED_MEMORY
 from taskd.agent.run.plan import MANAGER_PORT, Plan
 from taskd.agent.run.supervisor import Supervisor
 from taskd.agent.worker_environment import base_environment
 from taskd.bus.liveness_port import own_address
 from taskd.clusterd.etcd.etcd_settings import EtcdAccess, EtcdSettings
-from taskd.clusterd.etcd.job_terms import job_prefix
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
-from taskd.runtime.clock import monotonic
-from taskd.runtime.retry import Tries, every
 
 PORT_OFFSET = 2
 """The first node's etcd is at the manager's port plus this: 9603 by default."""
 DATA_BYTES = 160 * 2**20
 """Two log files of 64 MB that etcd allocates at its start, and the job's state."""
-LOOK_S = 0.2
-ANSWER_S = 0.5
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WithEtcd:
+    """The job uses an etcd of its own: what this node needs for it."""
+
+    access: EtcdAccess
+    certificate: job_authority.Certificate | None
+    folder: Path
+    binary: EtcdBinary | NoEtcd
+    first: bool
+    """Whether this node starts it."""
+    at_home: bool
+    """Whether all nodes look for it on this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +52,42 @@ class OwnEtcd:
     access: EtcdAccess
     member: Supervisor | None
     """None: this node cannot run a member, and only uses the others'."""
+    first: bool = False
+    """Whether this node starts it."""
 
 
-def seed_of(plan: Plan) -> Address:
+def home_of(plan: Plan) -> Address:
     """Where every node looks for the job's etcd at first."""
     return Address(plan.master_addr, (plan.manager_port or MANAGER_PORT) + PORT_OFFSET)
 
 
-def start(
-    plan: Plan, folders: tuple[str, str], *, first: bool, say: Callable[[str], None]
-) -> OwnEtcd | None:
-    """None: the job runs without it, and `say` has said why. Needs no event loop."""
+def remember(plan: Plan, members: tuple[str, ...]) -> None:
+    """The next launcher on this machine joins the job there."""
+    RunningJob.of(plan.job, str(home_of(plan))).save(members)
+
+
+def files_of(
+    plan: Plan, folders: tuple[str, str], settings: EtcdMemberSettings
+) -> tuple[Path, job_authority.Certificate | None]:
     run_dir, shared = folders
-    settings = etcd_binary.member_settings()
-    binary = etcd_binary.find(settings, encrypted=bool(plan.token))
-    if first and isinstance(binary, NoEtcd):
-        raise SettingsError([f"--etcd own: {binary}. Without etcd, {COST}"])
-    seed, at_home = seed_of(plan), first
-    known = tuple(one for one in (settings.join, *RunningJob.of(plan.job).addresses()) if one)
-    if not known and not first and not plan.witness and not _is_used(plan):
-        return None
     folder = make_folder(settings.folder, shared, run_dir)
-    certificate = _certificate(plan, seed, folder)
-    access = _access(certificate, (str(seed),))
-    prefix = job_prefix(plan.job, plan.token)
-    if known:
-        of_job = _access(certificate, known)
-        if asyncio.run(still_runs(of_job, prefix, plan.join_timeout_s, say)):
-            first, access = False, of_job
-        elif not first and not plan.witness and not _is_used(plan):
-            return None
+    return folder, _certificate(plan, home_of(plan), folder)
+
+
+def access_to(
+    certificate: job_authority.Certificate | None, addresses: tuple[str, ...]
+) -> EtcdAccess:
+    settings = EtcdSettings() if certificate is None else certificate.client_settings()
+    return EtcdAccess(addresses, replace(settings, follow_members=True))
+
+
+def start(plan: Plan, found: WithEtcd, say: Say) -> OwnEtcd:
+    """Once the node's rank is known. Needs no event loop."""
+    binary, access = found.binary, found.access
     if isinstance(binary, NoEtcd):
         say(f"this node cannot keep a copy of the job's state: {binary}")
         return OwnEtcd(access, None)
-    if not plan.spare and not plan.witness and plan.node >= MOST_CANDIDATES:
+    if _is_far_back(plan):
         return OwnEtcd(access, None)
     task = MemberTask(
         binary=binary.path,
@@ -86,66 +95,31 @@ def start(
         job=plan.job,
         name="witness" if plan.witness else f"node{plan.node}",
         order=plan.node,
-        first=first,
-        home=str(seed),
-        at_home=at_home,
+        first=found.first,
+        home=str(home_of(plan)),
+        at_home=found.at_home,
         seeds=access.addresses,
-        folder=str(folder),
-        certificate=None if certificate is None else certificate.files,
+        folder=str(found.folder),
+        certificate=None if found.certificate is None else found.certificate.files,
     )
     env = {**base_environment(plan), "TASKD_TOKEN": plan.token}
     module = "taskd.agent.etcd_member.member_main"
     member = Supervisor("keeper of etcd", module, (task.to_json(),), env)
     member.start()
-    return OwnEtcd(access, member)
+    return OwnEtcd(access, member, found.first)
 
 
-def _certificate(plan: Plan, seed: Address, folder: Path) -> job_authority.Certificate | None:
+def _certificate(plan: Plan, home: Address, folder: Path) -> job_authority.Certificate | None:
     if not plan.token:
         return None
     try:
         # A connection to the first node may be forwarded to the member of any node.
-        hosts = [own_address(seed), plan.master_addr]
+        hosts = [own_address(home), plan.master_addr]
         return job_authority.issue(plan.token, plan.job, hosts, folder)
     except OSError as error:
-        raise SettingsError([f"{seed.host} cannot be reached: {error}"]) from error
+        raise SettingsError([f"{home.host} cannot be reached: {error}"]) from error
     except ImportError as error:
-        raise SettingsError(
-            [
-                "node 0 keeps the job's state in etcd, which needs certificates: install the "
-                "library `cryptography` on every node (pip install 'taskd[secure]'), or start all "
-                "nodes without `--etcd own`"
-            ]
-        ) from error
-
-
-def _access(
-    certificate: job_authority.Certificate | None, addresses: tuple[str, ...]
-) -> EtcdAccess:
-    settings = EtcdSettings() if certificate is None else certificate.client_settings()
-    return EtcdAccess(addresses, replace(settings, follow_members=True))
-
-
-def _is_used(plan: Plan) -> bool:
-    """Whether node 0 serves etcd. Waits until it serves anything."""
-    seed = seed_of(plan)
-    manager = Address(plan.master_addr, seed.port - PORT_OFFSET)
-    deadline = monotonic() + plan.join_timeout_s
-    for _ in Tries(every(LOOK_S), deadline=deadline):
-        serves_manager = _accepts(manager)
-        if _accepts(seed):
-            return True
-        if serves_manager:
-            return False
-    return False
-
-
-def _accepts(address: Address) -> bool:
-    try:
-        with socket.create_connection((address.host, address.port), ANSWER_S):
-            return True
-    except OSError:
-        return False
+        raise SettingsError([f"--etcd own: {etcd_binary.no_certificates()}"]) from error
 
 
 def make_folder(chosen: str, shared: str, run_dir: str) -> Path:
@@ -153,12 +127,38 @@ def make_folder(chosen: str, shared: str, run_dir: str) -> Path:
     if chosen:
         os.makedirs(chosen, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="taskd-etcd-", dir=chosen))
-    where = shared if shared.startswith(SHARED_MEMORY) and _free(shared) > DATA_BYTES else run_dir
-    folder = Path(where) / "etcd"
+    folder = Path(_roomy(shared, run_dir)) / "etcd"
     folder.mkdir(mode=0o700)
     return folder
+
+
+def _roomy(shared: str, run_dir: str) -> str:
+    return shared if shared.startswith(SHARED_MEMORY) and _free(shared) > DATA_BYTES else run_dir
 
 
 def _free(path: str) -> int:
     there = os.statvfs(path)
     return there.f_bavail * there.f_frsize
+
+
+def why_no_member(
+    plan: Plan, folders: tuple[str, str], settings: EtcdMemberSettings, binary: EtcdBinary | NoEtcd
+) -> str:
+    if isinstance(binary, NoEtcd):
+        return str(binary)
+    if _is_far_back(plan):
+        return f"of the regular nodes, only the first {MOST_CANDIDATES} keep one"
+    run_dir, shared = folders
+    where = Path(settings.folder or _roomy(shared, run_dir)).absolute()
+    free = _free(next(str(one) for one in (where, *where.parents) if one.exists()))
+    if free > DATA_BYTES:
+        return ""
+    return (
+        f"{where} has {free // 2**20} MiB free, and etcd needs {DATA_BYTES // 2**20} MiB. Set "
+        "TASKD_ETCD_MEMBER_FOLDER to another folder"
+    )
+
+
+def _is_far_back(plan: Plan) -> bool:
+    regular = not plan.spare and not plan.witness and not plan.draws_rank
+    return regular and plan.node >= MOST_CANDIDATES

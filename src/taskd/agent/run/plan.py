@@ -17,6 +17,7 @@ from taskd.agent.run import rendezvous
 from taskd.agent.run.arguments import FORK
 from taskd.agent.zygote.program import Program
 from taskd.config import environ
+from taskd.core.etcd_choice import FEWEST
 from taskd.errors import SettingsError, WrongCommand
 from taskd.model.strategies import LADDER
 from taskd.runtime.address import Address
@@ -32,7 +33,8 @@ PRELOAD = (
     "taskd.torch",
 )
 
-OWN_ETCD = "own"
+OWN_ETCD, NO_ETCD = "own", "none"
+NO_ETCD_OPTION = f"--etcd {NO_ETCD}"
 OUT, ERR = 1, 2
 """The bits of torchrun's --redirects and --tee."""
 
@@ -79,7 +81,12 @@ class Plan:
     """Empty: embedded in the manager."""
     etcd: str = ""
     """HOST:PORT,…: where the job's state is kept, so that any node can lead it. `own`: in an etcd
-    that the job starts. Empty: node 0 leads, and must not be lost."""
+    that the job starts. Empty: node 0 leads, and must not be lost; or, while `chooses_etcd`, the
+    nodes have not chosen yet."""
+    etcd_off: str = ""
+    """Why the job must not start an etcd unless it is asked to: an option. Empty: it may."""
+    etcd_failed: str = ""
+    """Why node 0 starts no etcd again: the one that it has started did not answer."""
     witness: bool = False
     """Only a member of the job's etcd, without ranks."""
     strategies: tuple[str, ...] = ()
@@ -121,6 +128,12 @@ class Plan:
     def starts_etcd(self) -> bool:
         """Whether the nodes of this job run an etcd of their own."""
         return self.nodes > 1 and self.etcd == OWN_ETCD
+
+    @property
+    def chooses_etcd(self) -> bool:
+        """Whether the nodes of this job choose together if they start an etcd: node 0 cannot know
+        whether a spare or a witness will come, and two nodes alone are better off without."""
+        return self.nodes >= FEWEST and self.etcd == ""
 
     @property
     def spare(self) -> bool:
@@ -205,6 +218,7 @@ def read(args: argparse.Namespace) -> Plan:
         encrypt_state=_encrypt_state(args, problems),
         clusterd=args.clusterd,
         etcd=_etcd(args, nodes, problems),
+        etcd_off=_etcd_off(args),
         witness=args.witness,
         strategies=_strategies(args.strategies, problems),
         logs=_logs(args, local_size, problems),
@@ -298,19 +312,34 @@ def _token(nodes: int, insecure: bool, problems: list[str]) -> str:
 
 
 def _etcd(args: argparse.Namespace, nodes: int, problems: list[str]) -> str:
-    if args.witness and args.etcd != OWN_ETCD:
+    if args.witness and args.etcd != OWN_ETCD and (args.etcd or nodes < FEWEST):
         problems.append("--witness is a member of the etcd that the job starts: use --etcd own")
     if args.witness and nodes < 2:
         problems.append("--witness needs --nnodes of 2 or more")
     if args.etcd == OWN_ETCD:
         return OWN_ETCD
+    if args.etcd == NO_ETCD:
+        return ""
     for address in filter(None, args.etcd.split(",")):
         host, _, port = address.strip().rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) < 65536):
-            problems.append(f"--etcd must be HOST:PORT,HOST:PORT,…, got {address!r}")
+            problems.append(f"--etcd must be HOST:PORT,HOST:PORT,…, own or none, got {address!r}")
     if args.etcd and nodes == 1:
         problems.append("--etcd needs --nnodes of 2 or more: it is for the loss of a node")
     return str(args.etcd)
+
+
+def _etcd_off(args: argparse.Namespace) -> str:
+    if args.etcd == NO_ETCD:
+        return NO_ETCD_OPTION
+    if args.clusterd:
+        return "--clusterd: the two together are not tested. Use --etcd own on all nodes to try it"
+    if args.state_dir:
+        return (
+            "--state-dir: with etcd, the journal for `taskd replay` is not kept after the end. Use "
+            "--etcd own on all nodes if that is fine"
+        )
+    return ""
 
 
 def _encrypt_state(args: argparse.Namespace, problems: list[str]) -> bool:

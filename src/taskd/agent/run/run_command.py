@@ -25,11 +25,12 @@ from taskd.agent.run.plan import Plan
 from taskd.agent.run.supervisor import Supervisor
 from taskd.agent.worker_environment import base_environment
 from taskd.config import environ
-from taskd.errors import JobElsewhere, SettingsError
+from taskd.errors import EtcdLostAtStart, JobElsewhere, SettingsError
 from taskd.runtime.address import Address, free_port
 
 if TYPE_CHECKING:
-    from taskd.agent.run.own_etcd import OwnEtcd
+    from taskd.agent.run.etcd_choice import WithoutEtcd
+    from taskd.agent.run.own_etcd import OwnEtcd, WithEtcd
     from taskd.clusterd.etcd.etcd_settings import EtcdAccess
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,13 @@ def run(args: argparse.Namespace) -> int:
                     return witness(chosen, folders, say)
                 return _launch(chosen, folders)
             except JobElsewhere as found:
-                from taskd.agent.etcd_member.running_job import RunningJob
+                from taskd.agent.run import own_etcd
 
                 say(f"{found}: this node joins it")
-                RunningJob.of(chosen.job).save(found.addresses)
+                own_etcd.remember(chosen, found.addresses)
+            except EtcdLostAtStart as lost:
+                say(f"{lost}: this node starts again")
+                chosen = replace(chosen, etcd_failed=str(lost) if lost.do_without else "")
 
 
 def _claim(chosen: Plan) -> Claim:
@@ -86,6 +90,10 @@ class Started:
     """None: the first node leads the job, for as long as it lasts."""
     member: Supervisor | None = None
     """Of the process that keeps this node's member of the job's own etcd."""
+    starts_etcd: bool = False
+    """The first member is this node's."""
+    without_etcd: WithoutEtcd | None = None
+    """The nodes have chosen to run without one."""
 
 
 def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
@@ -102,15 +110,15 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     processes.open()
     if warning := torch_check.check():
         say(warning)
+    etcd = _own_etcd(chosen, folders, listen_host, is_first)
+    # A node that draws its rank draws it from the store of node 0, which waits for the choice.
     if claim is None:
         chosen, claim = _draw_node_rank(chosen)
     port = listener.getsockname()[1] if listener is not None else chosen.master_port
     store = served = f"{chosen.master_addr}:{port}"
     manager_port = chosen.manager_port or free_port()
     manager = here = Address(chosen.master_addr, manager_port)
-    own = _own_etcd(chosen, folders, is_first)
-    if own is None and chosen.starts_etcd:
-        chosen = replace(chosen, etcd="")  # node 0 does not use it
+    chosen, own, without = _keeper(chosen, etcd)
     access = _etcd(chosen) if own is None else own.access
     if not is_first and access is not None:
         # Each node can lead: it has a store and a manager of its own.
@@ -134,7 +142,16 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     )
     state_dir = chosen.state_dir or run_dir
     member = own.member if own is not None else None
-    started = Started(resources, str(manager), state_dir, supervisor, access, member)
+    started = Started(
+        resources,
+        str(manager),
+        state_dir,
+        supervisor,
+        access,
+        member,
+        starts_etcd=own is not None and own.first,
+        without_etcd=without,
+    )
     from taskd.agent.run.launcher import launch
 
     try:
@@ -144,16 +161,32 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
             supervisor.kill()
         if listener is not None:
             listener.close()
+        if without is not None and without.listener is not None:
+            without.listener.close()
         claim.close()
 
 
-def _own_etcd(chosen: Plan, folders: tuple[str, str], is_first: bool) -> OwnEtcd | None:
-    """None: the job starts no etcd."""
-    if not chosen.starts_etcd:
+def _own_etcd(
+    chosen: Plan, folders: tuple[str, str], listen_host: str, is_first: bool
+) -> WithEtcd | WithoutEtcd | None:
+    """Whether the job has an etcd of its own. None: that was never a question."""
+    if not chosen.starts_etcd and not chosen.chooses_etcd:
         return None
+    from taskd.agent.run import etcd_choice
+
+    return etcd_choice.decide(chosen, folders, listen_host, first=is_first, say=say)
+
+
+def _keeper(
+    chosen: Plan, etcd: WithEtcd | WithoutEtcd | None
+) -> tuple[Plan, OwnEtcd | None, WithoutEtcd | None]:
+    if etcd is None:
+        return chosen, None, None
     from taskd.agent.run import own_etcd
 
-    return own_etcd.start(chosen, folders, first=is_first, say=say)
+    if not isinstance(etcd, own_etcd.WithEtcd):
+        return replace(chosen, etcd=""), None, etcd
+    return replace(chosen, etcd=plan.OWN_ETCD), own_etcd.start(chosen, etcd, say), None
 
 
 def _etcd(chosen: Plan) -> EtcdAccess | None:
@@ -225,10 +258,14 @@ def _warn_if_open(chosen: Plan) -> None:
 
 
 def _warn_if_node_zero_is_special(chosen: Plan) -> None:
-    if chosen.nodes > 1:
-        from taskd.agent.etcd_member import etcd_binary
+    """Of two nodes: more choose together, and node 0 says what they have chosen."""
+    if chosen.nodes == 2 and chosen.etcd_off != plan.NO_ETCD_OPTION:
+        from taskd.agent.etcd_member.etcd_binary import COST
 
-        say(etcd_binary.advice(etcd_binary.member_settings()))
+        say(
+            f"node 0 keeps the job's state: {COST}. With a spare or `taskd run --witness` on a "
+            "third machine, start all of them with --etcd own; or name an etcd with --etcd"
+        )
 
 
 def _manager(

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from taskd.agent.run import own_etcd
+from taskd.agent.run import etcd_choice, own_etcd
+from taskd.agent.run.etcd_choice import WithoutEtcd
 from taskd.agent.run.own_etcd import OwnEtcd
 from taskd.agent.run.plan import Plan
 from taskd.clusterd.etcd.etcd_client import EtcdClient
@@ -30,8 +31,11 @@ ORDER = 1_000
 
 def witness(plan: Plan, folders: tuple[str, str], say: Callable[[str], None]) -> int:
     plan = replace(plan, node=plan.nodes + ORDER)
-    started = own_etcd.start(plan, folders, first=False, say=say)
-    if started is None or started.member is None:
+    found = etcd_choice.decide(plan, folders, "", first=False, say=say)
+    if isinstance(found, WithoutEtcd):
+        raise SettingsError(["--witness: the job has no etcd. Node 0 has said why at its start"])
+    started = own_etcd.start(plan, found, say)
+    if started.member is None:
         raise SettingsError(["--witness: this machine cannot run a member of etcd: see above"])
     say(f"witness of job {plan.job}: it ends with the job")
     return asyncio.run(_watch(plan, started, say))

@@ -30,6 +30,8 @@ class Question:
     """The strategy that the platform has named, empty if it has not; None: no platform."""
     history: tuple[Attempt, ...] = ()
     max_interruptions: int = 3
+    exit_is_final: bool = False
+    """No scheduler starts the job again, and its manager counts repairs that bring no new step."""
     dump_useless: bool = False
     from_ascend: bool = False
     """Ascend's MindIO repairs the ranks."""
@@ -44,12 +46,18 @@ class Choice:
 def choose(question: Question) -> Choice:
     """There is always a choice, because nothing objects to `exit`."""
     rejected: list[str] = []
+    interrupted = None
     for strategy in LADDER:
         if strategy not in question.configured and strategy is not Strategy.EXIT:
             continue
         objection = objection_to(strategy, question)
+        if strategy is Strategy.EXIT and interrupted is not None and question.exit_is_final:
+            rejected.append("nothing else is left")
+            return Choice(interrupted, _sentence(interrupted, rejected))
         if not objection:
             return Choice(strategy, _sentence(strategy, rejected))
+        if objection == _too_often(strategy, question):
+            interrupted = strategy
         rejected.append(f"{strategy}: {objection}")
     raise AssertionError("exit has no objections")
 
@@ -62,7 +70,8 @@ def objection_to(strategy: Strategy, question: Question) -> str:
         return "the job does not offer it"
     if question.platform is not None and strategy.on_wire != question.platform:
         return f"the platform wants {question.platform or 'none'}"
-    return _past(strategy, question) or _unfit(strategy, question)
+    past, unfit = _past(strategy, question), _unfit(strategy, question)
+    return past or unfit or _too_often(strategy, question)
 
 
 def _past(strategy: Strategy, question: Question) -> str:
@@ -77,10 +86,14 @@ def _past(strategy: Strategy, question: Question) -> str:
                 return f"the retry failed with {attempt.code}"
             if question.from_ascend and _ends_in_dump(attempt) and strategy is not Strategy.DUMP:
                 return f"after {attempt.strategy} failed, MindIO can only save or exit"
-    interruptions = sum(a.strategy is strategy and a.interrupted for a in question.history)
-    if interruptions >= question.max_interruptions:
-        return f"new faults interrupted it {interruptions} times"
     return ""
+
+
+def _too_often(strategy: Strategy, question: Question) -> str:
+    interruptions = sum(a.strategy is strategy and a.interrupted for a in question.history)
+    if interruptions < question.max_interruptions:
+        return ""
+    return f"new faults interrupted it {interruptions} times"
 
 
 def _ends_in_dump(attempt: Attempt) -> bool:

@@ -66,6 +66,7 @@ def _question(turn: Turn, pods_back: bool) -> Question:
         platform=(round_.platform or "") if job.config.platform else None,
         history=round_.history,
         max_interruptions=turn.config.max_interruptions,
+        exit_is_final=not job.config.cluster and not job.from_ascend,
         from_ascend=job.from_ascend,
         dump_useless=round_.nic_failed and job.config.framework == "mindspore",
     )

@@ -64,7 +64,8 @@ class RecoveryConfig:
     hot_switch_refused_s: float = 86400.0
     """How long not to try a hot switch with a job that has said that it cannot move."""
     max_interruptions: int = 3
-    """How often new faults may interrupt a strategy before it is given up."""
+    """How often new faults may interrupt a strategy before it is given up, unless the job would
+    end."""
     max_hot_switch_pods: int = 10
     """With more sub-healthy pods than this, none is moved: moving one would not help."""
 

@@ -191,12 +191,12 @@ def _continue(
 
 
 def _resumed(job: Job) -> RankSet:
-    """Ranks that already train under this incident: their repair is complete."""
+    """Ranks that are repaired under this incident already. They obey no order to park under it."""
     views = job.view.ranks
     return RankSet(
         rank
         for rank in job.running()
-        if views[rank].phase == "training" and views[rank].incident == job.incident
+        if views[rank].phase in ("training", "repairing") and views[rank].incident == job.incident
     )
 
 

@@ -248,6 +248,7 @@ def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) 
             if view.process is not ProcessState.DONE:
                 changes.append(StaleIncarnation(local.rank, node, local.incarnation))
             continue
+        changes += _left_behind(view, node, local.incarnation)
         if view.process is not ProcessState.ALIVE or local.incarnation > view.incarnation:
             changes.append(RankStarted(local.rank))
         ranks[local.rank] = replace(
@@ -327,8 +328,18 @@ def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
     if hello.phase != "joining" or not (known.said_hello or known.shard):
         # A new process does not know what its predecessor held before it has received it.
         view = replace(view, shard=hello.shard, replica=hello.replica, own_since=hello.own_since)
-    changes = (RankStarted(hello.rank),) if came_up else ()
+    stale = _left_behind(known, hello.node, hello.incarnation)
+    changes = (*stale, *((RankStarted(hello.rank),) if came_up else ()))
     return ViewUpdate(_with_rank(_located_on(job_view, hello.rank, hello.node), view), changes)
+
+
+def _left_behind(
+    known: RankView, node: NodeRank, newer: Incarnation
+) -> tuple[StaleIncarnation, ...]:
+    """A former leader has moved the rank to this node, and its process on the other one lives."""
+    if known.process is not ProcessState.ALIVE or node == known.node or newer <= known.incarnation:
+        return ()
+    return (StaleIncarnation(known.rank, known.node, known.incarnation),)
 
 
 def _exited(job_view: JobView, src: Position, message: WorkerExited) -> ViewUpdate:

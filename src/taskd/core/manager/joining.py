@@ -230,6 +230,9 @@ def detect_restart(
 
 def check_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
     """Called after each message: is the view complete?"""
+    if state.rebuilding and state.inherited is not None and state.inherited.unheard:
+        # A node that was cut off may still run ranks that have moved to a node not heard yet.
+        return Outcome(state)
     views = state.job.view.ranks
     for rank in state.job.world.from_rank(state.awaited):
         if _is_unknown(state, views[rank]):

@@ -192,8 +192,11 @@ def _message_received(
     outcome = _apply(state, update, now, config)
     keep = shard_keepers.after_message(before, update.view, body)
     outcome = then(outcome, Outcome(outcome.state, keep))
-    is_stale = any(isinstance(item, StaleIncarnation) for item in update.changes)
-    if not (is_stale and isinstance(body, WorkerHello)):
+    is_stale = isinstance(body, WorkerHello) and any(
+        isinstance(item, StaleIncarnation) and item.incarnation == body.incarnation
+        for item in update.changes
+    )
+    if not is_stale:
         outcome = then(outcome, _handle_message(outcome.state, src, body, now, config))
     if isinstance(outcome.state, Gathering):
         return then(outcome, joining.check_complete(outcome.state, now, config))

@@ -226,10 +226,13 @@ class Job:
 
     def holders(self) -> tuple[Holder, ...]:
         """The parked ranks, with the state that they hold."""
-        broken = self.broken()
-        return tuple(
-            self._holder(rank) for rank in sorted(self.world - broken) if rank in self.parked
-        )
+        left = self.world - self.broken()
+        return tuple(self._holder(rank) for rank in sorted(left) if self.is_parked(rank))
+
+    def is_parked(self, rank: Rank) -> bool:
+        """Its current process, not a former one that was cut off."""
+        parked = self.parked.get(rank)
+        return parked is not None and parked.incarnation == self.view.ranks[rank].incarnation
 
     def _holder(self, rank: Rank) -> Holder:
         view, parked = self.view.ranks[rank], self.parked[rank]

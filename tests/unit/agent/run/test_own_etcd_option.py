@@ -1,4 +1,4 @@
-"""When `taskd run` starts an etcd of its own."""
+"""When `taskd run` starts an etcd of its own, and when its nodes choose that together."""
 
 from __future__ import annotations
 
@@ -18,26 +18,46 @@ def read(monkeypatch: pytest.MonkeyPatch, *words: str) -> plan.Plan:
 
 
 @pytest.mark.parametrize(
-    ("words", "starts"),
+    ("words", "starts", "chooses"),
     [
-        (("--nnodes=1",), False),
-        (("--nnodes=2",), False),
-        (("--nnodes=2", "--etcd=own"), True),
-        (("--nnodes=3",), False),
-        (("--nnodes=3", "--etcd=own"), True),
-        (("--nnodes=3", "--etcd=host:2379"), False),
-        (("--nnodes=3", "--clusterd=host:8899"), False),
-        (("--nnodes=3", "--clusterd=host:8899", "--etcd=own"), True),
+        (("--nnodes=1",), False, False),
+        (("--nnodes=2",), False, False),
+        (("--nnodes=2", "--spare"), False, False),
+        (("--nnodes=2", "--etcd=own"), True, False),
+        (("--nnodes=3",), False, True),
+        (("--nnodes=2:4",), False, True),
+        (("--nnodes=3", "--spare"), False, True),
+        (("--nnodes=3", "--witness"), False, True),
+        (("--nnodes=3", "--etcd=own"), True, False),
+        (("--nnodes=3", "--etcd=host:2379"), False, False),
+        (("--nnodes=3", "--clusterd=host:8899", "--etcd=own"), True, False),
     ],
 )
-def test_job_starts_an_etcd_only_if_asked_to(
-    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], starts: bool
+def test_three_nodes_choose_and_others_are_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], starts: bool, chooses: bool
 ) -> None:
-    assert read(monkeypatch, *words).starts_etcd is starts
+    found = read(monkeypatch, *words)
+    assert (found.starts_etcd, found.chooses_etcd) == (starts, chooses)
+
+
+@pytest.mark.parametrize("word", ["--etcd=none", "--clusterd=host:8899", "--state-dir=/state"])
+def test_reason_against_an_etcd_is_said_by_every_node(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """A node that kept silent would make node 0 wait for it."""
+    found = read(monkeypatch, "--nnodes=3", word)
+    assert found.chooses_etcd
+    assert found.etcd_off.startswith(word.partition("=")[0])
 
 
 @pytest.mark.parametrize(
-    "words", [("--nnodes=1", "--witness", "--etcd=own"), ("--nnodes=3", "--witness")]
+    "words",
+    [
+        ("--nnodes=1", "--witness", "--etcd=own"),
+        ("--nnodes=2", "--witness"),
+        ("--nnodes=3", "--witness", "--etcd=none"),
+        ("--nnodes=3", "--witness", "--etcd=host:2379"),
+    ],
 )
 def test_witness_needs_the_jobs_own_etcd(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

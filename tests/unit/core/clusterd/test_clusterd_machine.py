@@ -259,6 +259,21 @@ def test_strategy_interrupted_too_often_is_given_up() -> None:
     assert "new faults interrupted it 3 times" in machine.outcome.because
 
 
+def test_last_strategy_is_not_given_up_if_only_the_end_is_left() -> None:
+    """The manager stops offering it when it brings no new step."""
+    machine = Machine("retry,recover")
+    for _ in range(5):
+        machine.fault(3)
+        machine.stopped()
+        machine.offers()
+        assert machine.order.strategy == "recover"
+    assert "interrupted it 4 times; nothing else is left" in machine.outcome.because
+    machine.fault(3)
+    machine.stopped()
+    machine.offers("dump", "exit")
+    assert machine.order.strategy == "exit"
+
+
 def test_success_clears_the_history() -> None:
     machine = Machine("recover-in-place,dump")
     for _ in range(5):

@@ -1214,6 +1214,23 @@ def test_restarted_manager_accepts_a_repair_that_finished_without_it() -> None:
     assert [r.code for r in play.sent(ResultReport)] == [0]
 
 
+def test_ranks_that_are_repaired_are_not_asked_to_park_under_the_same_number() -> None:
+    """They would ignore it, and count as stuck."""
+    play = rebuilt()
+    play.incarnations[3] = 1
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
+    for rank in range(4):
+        play.hello(rank, "parked")
+    for rank in range(4):
+        play.says(m.Repaired, rank, step=7)
+    assert isinstance(play.state, Training)
+    play.orders(IN_PLACE)
+    assert not play.sent(m.Park)
+    assert isinstance(play.state, Training)
+    assert [r.code for r in play.sent(ResultReport)] == [0]
+
+
 def test_half_done_repair_starts_again_as_a_new_incident() -> None:
     play = rebuilt()
     play.incarnations[3] = 1

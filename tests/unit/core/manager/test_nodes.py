@@ -434,3 +434,34 @@ def test_rank_of_a_lost_node_does_not_share_a_node_with_another_rank_if_one_is_f
     (report,) = play.sent(FaultReport)
     assert [fault.rank for fault in report.faults] == [1]
     assert play.state.job.view.ranks[Rank(1)].node == 3
+
+
+RUNS_ON_THE_SPARE = m.AgentHello(
+    NodeRank(3), "host3", (m.LocalWorker(Rank(0), Incarnation(1), 1),), "host3:29500"
+)
+"""Rank 0 was replaced there while node 0 was cut off."""
+
+
+def test_rank_that_was_cut_off_is_not_taken_for_its_replacement() -> None:
+    """The former leader has replaced it; the new one hears the former process first."""
+    play = new_leader()
+    play.agent_joins(0, running=True).hello(0, "parked")
+    assert isinstance(play.state, Gathering), "its replacement may run on the spare"
+    play.receive(agent(3), RUNS_ON_THE_SPARE)
+    [end] = play.sent(m.EndWorkers)
+    assert [(one.node, one.incarnation) for one in end.workers] == [(0, 0)]
+    hello = m.WorkerHello(
+        Rank(0), NodeRank(3), Incarnation(1), 1, Incident(1), Step(7), "training", True
+    )
+    play.receive(worker(3, 0), hello)
+    assert isinstance(play.state, Training)
+    assert play.state.job.incident == 1
+    assert play.state.job.view.ranks[Rank(0)].node == 3
+
+
+def test_state_of_a_rank_that_was_cut_off_is_not_expected_of_its_replacement() -> None:
+    play = new_leader()
+    play.agent_joins(0, running=True).hello(0, "parked").parks(0)
+    assert play.state.job.holders()
+    play.receive(agent(3), RUNS_ON_THE_SPARE)
+    assert not play.state.job.holders()

@@ -64,7 +64,8 @@ def _known_parked(job: Job) -> RankTable[Parked]:
         and view.phase == "joining"
         and view.incident == job.incident
     }
-    return RankTable(joining).update(job.parked)
+    parked = {rank: parked for rank, parked in job.parked.items() if job.is_parked(rank)}
+    return RankTable(joining).update(parked)
 
 
 def rank_parked(state: State, message: Parked, now: float, config: JobConfig) -> Outcome:
