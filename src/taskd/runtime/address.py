@@ -60,6 +60,25 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def reserved_port(host: str, port: int = 0) -> socket.socket:
+    """Keeps a port for another program until it is closed. 0: any free one.
+
+    That program must set SO_REUSEADDR, as most servers do. No other one gets the port meanwhile,
+    and no connection leaves from it. Raises OSError: the port is in use.
+    """
+    kept = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        if port:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind((host, port))
+        # Only now: with it, two of these could get the same free port.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        kept.close()
+        raise
+    return kept
+
+
 def free_port() -> int:
     """A port that is free now; another process may take it before the caller listens on it."""
     with socket.socket() as probe:

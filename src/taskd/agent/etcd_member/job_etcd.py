@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -20,7 +21,7 @@ from taskd.agent.etcd_member.member_registry import Registered
 from taskd.bus.liveness_port import LivenessPort, own_address
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.errors import SettingsError
-from taskd.runtime.address import Address, free_port
+from taskd.runtime.address import Address, reserved_port
 from taskd.runtime.files.private_files import write_private
 from taskd.wire.json_reading import loads
 
@@ -67,7 +68,8 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
         raise SettingsError([f"this machine has no route to {seed.host}"])
     certificate = plan.certificate
     settings = EtcdSettings() if certificate is None else certificate.client_settings()
-    process = MemberProcess(_member(plan, host), plan.folder)
+    made, kept = _member(plan, host)
+    process = MemberProcess(made, plan.folder)
     member, first = process.plan, plan.first and not process.was_replaced
     keeper = MemberKeeper(
         me=Registered(member.name, plan.order, member.peer_url, member.client, port.address),
@@ -80,6 +82,8 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
     )
     async with AsyncExitStack() as stack:
         stack.callback(port.close)
+        for one in kept:
+            stack.enter_context(one)
         if plan.at_home:
             await _forward(plan, Address(host, plan.home.port), keeper, stack)
         stack.push_async_callback(keeper.close)
@@ -118,16 +122,25 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _member(plan: JobEtcdPlan, host: str) -> MemberPlan:
-    """The same as before if this process was started again: the data belongs to that member."""
+def _member(plan: JobEtcdPlan, host: str) -> tuple[MemberPlan, list[socket.socket]]:
+    """The same as before if this process was started again: the data belongs to that member. With
+    its ports, which nothing else may use while it starts, or is started again."""
     path = plan.folder / "identity.json"
-    if not path.exists():
-        identity = {
+    kept = []
+    if path.exists():
+        saved = loads(path.read_text())
+        for port in (saved["client_port"], saved["peer_port"]):
+            with suppress(OSError):  # its former process may still listen there
+                kept.append(reserved_port(host, port))
+    else:
+        kept = [reserved_port(host), reserved_port(host)]
+        client, peer = (one.getsockname()[1] for one in kept)
+        saved = {
             "name": f"{plan.name}-{token_hex(4)}",
-            "client_port": free_port(),
-            "peer_port": free_port(),
+            "client_port": client,
+            "peer_port": peer,
             "cluster_token": f"{plan.job}-{token_hex(8)}",
         }
-        write_private(path, json.dumps(identity))
-    saved = loads(path.read_text())
-    return MemberPlan(binary=plan.binary, host=host, certificate=plan.certificate, **saved)
+        write_private(path, json.dumps(saved))
+    made = MemberPlan(binary=plan.binary, host=host, certificate=plan.certificate, **saved)
+    return made, kept
