@@ -88,10 +88,10 @@ def _times(rate: float | None) -> dict[str, list[float]]:
     address = f"127.0.0.1:{store.port}"
     sender = context.Process(target=_send_all, args=(address, rate, folder), daemon=True)
     sender.start()
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    times: dict[str, list[float]] = {kind: [] for kind in _kinds(rate)}
     protected = _protected(2)
-    for number in range(ROUNDS * len(KINDS)):
-        kind = _use(number, folder)
+    for number in range(ROUNDS * len(_kinds(rate))):
+        kind = _use(number, rate, folder)
         rendezvous = Rendezvous(address, f"{number}/", LIMIT)
         rendezvous.store.wait(["state/0"])
         began = time.perf_counter()
@@ -109,8 +109,8 @@ def _times(rate: float | None) -> dict[str, list[float]]:
 
 def _send_all(address: str, rate: float | None, folder: Path) -> None:
     protected = _protected(1)
-    for number in range(ROUNDS * len(KINDS)):
-        kind = _use(number, folder)
+    for number in range(ROUNDS * len(_kinds(rate))):
+        kind = _use(number, rate, folder)
         image = StateImage(protected, 1, 1, "")
         if kind != "local":
             image.seal()
@@ -138,6 +138,10 @@ def _limited(send: Send, rate: float) -> Send:
     return limited
 
 
+def _kinds(rate: float | None) -> tuple[str, ...]:
+    return KINDS if rate is None else tuple(kind for kind in KINDS if kind != "local")
+
+
 _DIGEST, _DIGESTS = keyed_digest.digest, keyed_digest.digests
 
 
@@ -145,9 +149,10 @@ def _no_digests(tensors: Sequence[torch.Tensor], key: bytes) -> tuple[bytes, ...
     return tuple(bytes(16) for _ in tensors)
 
 
-def _use(number: int, folder: Path) -> str:
+def _use(number: int, rate: float | None, folder: Path) -> str:
     """The kinds take turns, so that all have the same share of a noisy machine."""
-    kind = KINDS[number % len(KINDS)]
+    kinds = _kinds(rate)
+    kind = kinds[number % len(kinds)]
     module: Any = transfer
     link: Any = state_link
     is_plain, is_encrypted = kind == "plain", kind == "encrypted"

@@ -64,8 +64,7 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
     evidence = None
     if context.comparison is not None and plan.sources:
         evidence = context.comparison.replicas.evidence(plan)
-    is_compared = guard is None and evidence is not None and evidence.whole is not None
-    if image is not None and not _are_local(plan, mine.rank, receivers, is_compared):
+    if image is not None and not _are_local(plan, mine, receivers):
         image.seal()  # while the others are still on their way
     if guard is not None:
         try:
@@ -84,7 +83,7 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
             if evidence is not None:
                 context.comparison.review(evidence, groups.rendezvous, members, plan.resume)
         everyone = receivers + helped + own_receivers
-        _exchange_state(plan, mine, groups.rendezvous, everyone, image, is_compared)
+        _exchange_state(plan, mine, groups.rendezvous, everyone, image)
         if context.comparison is not None and mine.step != plan.resume:
             context.comparison.receive_turn(groups.rendezvous)
             mine.protected.keep_turn(plan.resume)
@@ -112,12 +111,12 @@ def _image(plan: Repair, mine: LocalState) -> StateImage:
     return StateImage(mine.protected, plan.resume, plan.incident, mine.shard)
 
 
-def _are_local(plan: Repair, rank: Rank, receivers: Iterable[Rank], is_compared: bool) -> bool:
+def _are_local(plan: Repair, mine: LocalState, receivers: Iterable[Rank]) -> bool:
     """Whether all of them will probably get their state without digests. `serve` decides."""
     nodes = {member.rank: member.node for member in plan.members}
-    helpers = [one for receiver in receivers for one in plan.helpers.get(receiver, ())]
-    is_one_node = all(nodes[one] == nodes[rank] for one in (*receivers, *helpers))
-    return is_one_node and (is_compared or not helpers)
+    if any(nodes[one] != nodes[Rank(mine.rank)] for one in receivers):
+        return False
+    return not (pieces.is_large(mine.protected) and any(map(plan.helpers.get, receivers)))
 
 
 def _exchange_state(
@@ -126,9 +125,7 @@ def _exchange_state(
     rendezvous: Rendezvous,
     receivers: list[Rank],
     image: StateImage | None,
-    is_compared: bool,
 ) -> None:
-    """`is_compared`: in this repair, what this rank holds was compared with all its replicas."""
     keep_own = mine.step is not None
     sent: list[SnapshotInfo] = []
     helpers = plan.helpers.get(Rank(mine.rank), ())
@@ -154,8 +151,8 @@ def _exchange_state(
         snapshots = mine.snapshots
         copy = snapshots.find(request.shard, plan.resume) if snapshots is not None else None
         if image is not None and request.shard == mine.shard:
-            # Several senders must hold the same: without a comparison, digests prove that.
-            bare = request.is_local and (request.senders == 1 or is_compared)
+            # Several senders must hold the same: digests prove that.
+            bare = request.is_local and not image.is_shared_by(request.senders)
             image.send(send, request.senders, request.share, bare=bare)
         elif copy is not None:
             sent.append(copy)
@@ -174,7 +171,8 @@ def _exchange_state(
     source = plan.sources.get(Rank(mine.rank))
     own_source = plan.own_sources.get(Rank(mine.rank))
     if source is not None:
-        with state_link.local_connections(rendezvous, [source, *helpers]) as local:
+        # Helpers send only their share of a large state. Over TCP: it has digests.
+        with state_link.local_connections(rendezvous, [source]) as local:
             fetch_share(local, source, 0, partial(read, local=local))
     elif mine.step != plan.resume:
         _load_copy(plan, mine, mine.shard, partial(read, local={}))

@@ -191,8 +191,10 @@ print(stranger.recv(1))
 
 def test_relay_of_the_same_user_is_refused(store: TCPStore, folder: Path) -> None:
     """Each end knows from the kernel which process it talks to."""
+    got: list[bool] = []
     with pytest.raises(PeerUnreachable), serving(store), relayed(folder):
-        got_locally(meet(store))
+        got.append(got_locally(meet(store)))
+    assert not got
 
 
 @contextmanager

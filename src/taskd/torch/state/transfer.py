@@ -171,6 +171,10 @@ class StateImage:
         """In bytes, once sealed."""
         return 8 + len(self._sealed) + sum(tensor.numel() for tensor in self._tensors)
 
+    def is_shared_by(self, senders: int) -> bool:
+        """Whether that many would each send a part of it."""
+        return len(split(self._draft.pieces, senders)) > 1
+
     def send(self, send: Send, senders: int = 1, share: int = 0, *, bare: bool = False) -> None:
         """Send all of it, or one of several senders' shares. The first sends the manifest too,
         without digests if `bare`."""
@@ -292,6 +296,8 @@ def receive_state(
         raise BadState(f"the state of {', '.join(sorted(missing))} is missing")
     targets = _targets(protected, manifest, keep_own or manifest.own)
     shares = split(manifest.pieces, 1 + len(helpers))
+    if len(shares) > 1 and len(manifest.digests) != len(manifest.pieces):
+        raise BadState("a state that several ranks send has no digests")
 
     with (
         ThreadPoolExecutor(max(1, len(shares) - 1)) as pool,
