@@ -76,7 +76,7 @@ def test_replacement_receives_from_all_survivors(
     )
     fetched = sorted((world.folder / "fetched-2").read_text().splitlines())
     order = [0, 1, 3] if nodes == 1 else [3, 0, 1]
-    ways = ["locally" if nodes == 1 else "TCP", "TCP", "TCP"]
+    ways = ["locally", "TCP", "TCP"]  # the first one is on the node of the receiver
     assert fetched == sorted(
         f"{one} {at} of 3 {way}" for at, (one, way) in enumerate(zip(order, ways, strict=True))
     )

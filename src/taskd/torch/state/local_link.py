@@ -7,11 +7,12 @@ So what arrives after the proofs is what the sender has written, and needs no di
 
 Nothing that others can write, such as torch's store, decides whether a connection is local. In
 another container, namespace or machine the socket has another name, or is not found; `connect` then
-returns None at once, and TCP is used.
+returns None at once, and TCP is used. The log (level debug) has the reason.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
@@ -22,6 +23,8 @@ from pathlib import Path
 
 from taskd.runtime.files.private_files import pinned
 from taskd.runtime.limits.waiting_connections import MOST_WAITING
+
+log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 4 << 20
 """As much as the kernel grants of that: with less, the two processes wait for each other more
@@ -35,9 +38,10 @@ _KERNEL = Path("/proc/sys/kernel")
 def listening(folder: Path | None, secret: bytes) -> Iterator[socket.socket | None]:
     """A socket for peers that know the secret; None where there can be none."""
     server, name = None, ""
-    with suppress(OSError):
-        if folder is not None and _tells_who_we_are():
-            server, name = _listen(folder, secret)
+    try:
+        server, name = _listen(_usable(folder), secret)
+    except OSError as error:
+        log.debug("state is sent over TCP only: no socket for ranks of this node: %s", error)
     try:
         yield server
     finally:
@@ -52,15 +56,15 @@ def connect(folder: Path | None, secret: bytes, timeout_s: float) -> socket.sock
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_s)
     try:
-        if folder is not None and _tells_who_we_are():
-            with _private(folder) as path:
-                connection.connect(f"{path}/{_name(secret)}")
-            if is_same_user(connection):
-                return connection
-    except OSError:
-        pass  # it is on another machine, for instance
-    connection.close()
-    return None
+        with _private(_usable(folder)) as path:
+            connection.connect(f"{path}/{_name(secret)}")
+        if not is_same_user(connection):
+            raise PermissionError("another user listens there")
+    except OSError as error:  # it is on another machine, for instance
+        connection.close()
+        log.debug("state is received over TCP: the sender has no socket on this node: %s", error)
+        return None
+    return connection
 
 
 def is_same_user(connection: socket.socket) -> bool:
@@ -74,6 +78,14 @@ def both_ends(connection: socket.socket, *, listens: bool) -> bytes:
     peer, own = _peer(connection)[0], os.getpid()
     listener, caller = (own, peer) if listens else (peer, own)
     return f"{listener} {caller} {_namespace()}".encode()
+
+
+def _usable(folder: Path | None) -> Path:
+    if folder is None:
+        raise FileNotFoundError("this process has no folder of its node (TASKD_BEACON is not set)")
+    if not _tells_who_we_are():
+        raise OSError("this system does not name the process at the other end of a socket")
+    return folder
 
 
 def _listen(folder: Path, secret: bytes) -> tuple[socket.socket, str]:
