@@ -6,7 +6,9 @@ tests, which run as root, put its socket there nevertheless.
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -25,8 +27,15 @@ from taskd.errors import PeerUnreachable
 from taskd.runtime.clock import monotonic
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state import local_link, state_link
-from taskd.torch.state.sealed import BadState
-from taskd.torch.state.state_link import Receive, Send, StateRequest
+from taskd.torch.state.sealed import DIGEST, BadState
+from taskd.torch.state.state_link import (
+    NUMBER_BYTES,
+    REQUEST_BYTES,
+    Conversation,
+    Receive,
+    Send,
+    StateRequest,
+)
 
 LIMIT = timedelta(seconds=30)
 STATE = b"%024d" % 7 + b"the weights of the model" * 1000
@@ -59,6 +68,14 @@ def copy(one, other):
     other.shutdown(socket.SHUT_WR)
 threading.Thread(target=copy, args=(near, far), daemon=True).start()
 copy(far, near)
+"""
+LISTEN = """
+import logging, sys
+from pathlib import Path
+from taskd.torch.state import local_link
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+with local_link.listening(Path(sys.argv[1]), b"secret") as server:
+    print("listens" if server else "over TCP")
 """
 CONNECT = """
 import sys
@@ -251,6 +268,117 @@ def test_earlier_answer_is_refused(store: TCPStore, folder: Path) -> None:
             got_locally(meet(store))
 
 
+def number_of(store: TCPStore) -> bytes:
+    """Of sender 0."""
+    return bytes.fromhex(store.get("1//state/0").decode().split()[2])
+
+
+def hello(
+    path: Path, number: bytes, place: str, *, ends: bytes | None = None
+) -> tuple[bytes, bytes]:
+    """Ask there for state, with the key of the job. Returns what was sent and what was answered."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(20)
+        caller.connect(str(path))
+        known = local_link.both_ends(caller, listens=False) if ends is None else ends
+        talk = Conversation(
+            place,
+            number,
+            secrets.token_bytes(NUMBER_BYTES),
+            str(StateRequest("a")).encode().ljust(REQUEST_BYTES, b"\0"),
+            False,
+            known,
+        )
+        sent = talk.asked + talk.request + talk.receiver_proof()
+        return sent, exchanged(caller, sent)
+
+
+def exchanged(caller: socket.socket, sent: bytes) -> bytes:
+    answer = b""
+    with suppress(ConnectionError):
+        caller.sendall(sent)
+        while data := caller.recv(1 << 16):
+            answer += data
+            if len(answer) == DIGEST + len(STATE) + 1:
+                caller.sendall(b"!")
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("place", "ends"),
+    [
+        ("rank 0 at 2/", None),
+        ("rank 1 at 1/", None),
+        ("rank 0 at 1/", b""),
+        ("rank 0 at 1/", b"1 2 elsewhere"),
+    ],
+    ids=["another incident", "another rank", "as over TCP", "of other processes"],
+)
+def test_hello_for_something_else_is_refused(
+    store: TCPStore, folder: Path, place: str, ends: bytes | None
+) -> None:
+    with serving(store):
+        assert hello(only_socket(folder), number_of(store), place, ends=ends)[1] == b""
+        assert got_locally(meet(store)), "a stranger has taken the place of the receiver"
+
+
+def test_hello_without_the_key_or_sent_twice_is_refused(store: TCPStore, folder: Path) -> None:
+    """As from another job of the same user, which may enter the folder."""
+    rendezvous = meet(store)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(state_link.serve, rendezvous, 0, [1, 2], send_state)
+        store.wait(["1//state/0"])
+        path = only_socket(folder)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(path))
+            request = str(StateRequest("a")).encode().ljust(REQUEST_BYTES, b"\0")
+            assert exchanged(stranger, bytes(NUMBER_BYTES) + request + bytes(DIGEST)) == b""
+        sent, answer = hello(path, number_of(store), "rank 0 at 1/")
+        assert answer[DIGEST:] == STATE + b"L"
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(path))
+            assert exchanged(stranger, sent) == b""
+        assert got_locally(meet(store)), "a stranger has taken the place of the receiver"
+        served.result()
+
+
+def test_planted_name_makes_the_sender_use_tcp(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its number would have to be known before it is chosen."""
+    caplog.set_level(logging.DEBUG)
+    planted = folder / local_link._name(b"secret")
+    for what in ("a file", "a link", "a socket"):
+        match what:
+            case "a file":
+                planted.touch()
+            case "a link":
+                planted.symlink_to(folder / "elsewhere")
+            case "a socket":
+                with socket.socket(socket.AF_UNIX) as other:
+                    other.bind(str(planted))
+        with local_link.listening(folder, b"secret") as server:
+            assert server is None
+        assert "state is sent over TCP only" in caplog.text
+        assert "in use" in caplog.text
+        assert os.path.lexists(planted), "what belongs to others was removed"
+        planted.unlink()
+        caplog.clear()
+
+
+@needs_root
+def test_link_to_a_socket_of_another_user_is_not_used(store: TCPStore, folder: Path) -> None:
+    with serving(store):
+        path = only_socket(folder)
+        path.unlink()
+        elsewhere = folder.parent / "socket"
+        with process(LISTENER, elsewhere, 1234, "runs"):
+            elsewhere.chmod(0o777)
+            path.symlink_to(elsewhere)
+            assert not got_locally(meet(store))
+            path.unlink()
+
+
 def test_peer_that_closes_in_the_middle_is_lost(store: TCPStore, folder: Path) -> None:
     def send_half(request: StateRequest, send: Send) -> None:
         send(memoryview(STATE[: len(STATE) // 2]))
@@ -287,8 +415,13 @@ def test_peer_that_was_killed_is_not_waited_for(store: TCPStore, folder: Path) -
 
 @pytest.mark.parametrize("what", ["open", "of another user", "a link", "missing"])
 def test_folder_that_others_can_enter_is_not_used(
-    store: TCPStore, folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    store: TCPStore,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     bad = folder.parent / "bad"
     match what:
         case "open":
@@ -303,6 +436,28 @@ def test_folder_that_others_can_enter_is_not_used(
     with serving(store):
         assert not folder.exists() or not list(folder.iterdir())
         assert not got_locally(meet(store))
+    assert "state is sent over TCP only" in caplog.text
+    assert "state is received over TCP" in caplog.text
+
+
+def test_folder_may_be_deleted_at_any_time(store: TCPStore, folder: Path) -> None:
+    with serving(store):
+        shutil.rmtree(folder)
+        assert not got_locally(meet(store)), "a receiver that comes later"
+    with serving(store, 1):
+        assert not got_locally(meet(store), (1,)), "a sender that comes later"
+
+
+def test_folder_with_a_long_path(
+    store: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of a Unix socket has at most 108 bytes."""
+    folder = tmp_path / ("x" * 200)
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(state_link, "local_folder", lambda: folder)
+    with serving(store):
+        assert got_locally(meet(store))
+    assert not list(folder.iterdir()), "the socket was left"
 
 
 def test_receiver_with_another_folder_uses_tcp_at_once(
@@ -330,6 +485,33 @@ def test_process_in_another_namespace_is_not_local(folder: Path, flags: str) -> 
     if flags and not asked.stdout and "unshare failed" in asked.stderr:
         pytest.skip(asked.stderr)
     assert asked.stdout == ("not local\n" if flags else "connected\n"), asked.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, unshare")
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        (CONNECT, "mode=700", "not local"),
+        (LISTEN, "mode=700", "listens"),
+        (LISTEN, "mode=700,nr_inodes=1", "No space left on device"),
+        (LISTEN, "mode=700,ro", "Read-only file system"),
+    ],
+    ids=["folder of another container", "own folder", "full", "not writable"],
+)
+def test_another_file_system_in_the_place_of_the_folder(
+    folder: Path, script: str, options: str, said: str
+) -> None:
+    """As in a container with the same namespaces of processes and users."""
+    mounted = 'mount -t tmpfs -o "$1" none "$2" && exec "$3" -c "$4" "$2"'
+    words = ["sh", "-c", mounted, "sh", options, str(folder), sys.executable, script]
+    with local_link.listening(folder, b"secret") as server:
+        assert server is not None
+        asked = subprocess.run(["unshare", "--mount", *words], capture_output=True, text=True)
+    if not asked.stdout and "unshare failed" in asked.stderr:
+        pytest.skip(asked.stderr)
+    assert said in asked.stdout, asked.stderr
+    if said not in ("listens", "not local"):
+        assert "over TCP" in asked.stdout.splitlines()[-1]
 
 
 def test_one_sender_elsewhere_makes_all_of_them_use_tcp(
