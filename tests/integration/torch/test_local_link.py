@@ -119,8 +119,8 @@ def got_locally(rendezvous: Rendezvous, sources: tuple[int, ...] = (0,)) -> bool
 
     with state_link.local_connections(rendezvous, sources) as local:
         state_link.fetch(rendezvous, sources[0], StateRequest("a"), read, local.get(sources[0]))
-    assert got[:-1] == STATE
-    assert got[-1:] == (b"L" if local else b"T")
+    assert bytes(got[:-1]) == STATE
+    assert bytes(got[-1:]) == (b"L" if local else b"T")
     return bool(local)
 
 
@@ -354,7 +354,7 @@ def test_planted_name_makes_the_sender_use_tcp(
                 planted.touch()
             case "a link":
                 planted.symlink_to(folder / "elsewhere")
-            case "a socket":
+            case _:
                 with socket.socket(socket.AF_UNIX) as other:
                     other.bind(str(planted))
         with local_link.listening(folder, b"secret") as server:
@@ -432,6 +432,8 @@ def test_folder_that_others_can_enter_is_not_used(
             os.chown(bad, 1234, 1234)
         case "a link":
             bad.symlink_to(folder)
+        case _:
+            assert not bad.exists()
     monkeypatch.setattr(state_link, "local_folder", lambda: bad)
     with serving(store):
         assert not folder.exists() or not list(folder.iterdir())

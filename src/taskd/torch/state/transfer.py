@@ -1,10 +1,10 @@
 """Moves the whole training state from one rank to another, and refuses what does not match.
 
 Every image carries its step, incident and keyed digests of all bytes; only over a local connection
-(`local_link.py`) an image may come without digests. A rank that holds a state
-worth keeping receives the new one into new tensors and replaces its own only when all of it has
-arrived and fits; a replacement, which holds nothing, receives in place. `apply_plan.py` decides
-which rank sends to which.
+(`local_link.py`) an image may come without digests. A rank that holds a state worth keeping
+receives the new one into new tensors and replaces its own only when all of it has arrived and fits;
+a replacement, which holds nothing, receives in place. `apply_plan.py` decides which rank sends to
+which.
 """
 
 from __future__ import annotations
