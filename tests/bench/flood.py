@@ -47,7 +47,13 @@ from tests.integration.run.run_job import Job, script
 
 FLOOD_S = 10.0
 RATE = OFFERED / FLOOD_S
-SIZES = {"calls": 4_000_000, "connections": 65_535}
+SIZES = {
+    "calls": 4_000_000,
+    "connections": 65_535,
+    "headers": 16_000,
+    "headers over 16 connections": 350_000,
+    "headers that never end": 350_000,
+}
 MOST_SLOWER_STEP = 1.1
 TRAIN = """
 import sys, time
