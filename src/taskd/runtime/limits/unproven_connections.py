@@ -50,6 +50,8 @@ REST = 20
 MOST_UNPROVEN_BYTES, MOST_AFTER_FLOOD = 160 << 10, 8 << 10
 """What all unproven connections of one address together may have sent; and once that was too much,
 for some seconds."""
+MOST_TOGETHER = 1 << 20
+"""Of all addresses: above it, those that have sent more than `MOST_AFTER_FLOOD` are closed."""
 FORGOTTEN_PER_S = 64
 """Bytes, of each connection: those who ask for the health of a server never prove anything."""
 FLOOD_S = 10.0
@@ -74,17 +76,16 @@ class _Seen:
 
 
 def to_close(unproven: Iterable[Unproven], flooding: Set[str] = frozenset()) -> list[Connection]:
-    """Of each address that has sent too much, the connections that have sent the most."""
-    by_address = defaultdict[str, list[Unproven]](list)
-    for one in unproven:
-        by_address[one[0].address].append(one)
-    closing = []
-    for address, same in by_address.items():
-        total, most = 0.0, MOST_AFTER_FLOOD if address in flooding else MOST_UNPROVEN_BYTES
-        for connection, count in sorted(same, key=lambda one: one[1]):
-            total += count
-            if total > most:
-                closing.append(connection)
+    """Where an address, or all together, have sent too much: those that have sent the most."""
+    totals, together, closing = defaultdict[str, float](float), 0.0, []
+    for one, count in sorted(unproven, key=lambda one: one[1]):
+        totals[one.address] += count
+        most = MOST_AFTER_FLOOD if one.address in flooding else MOST_UNPROVEN_BYTES
+        is_much = together + count > MOST_TOGETHER and count > MOST_AFTER_FLOOD
+        if is_much or totals[one.address] > most:
+            closing.append(one)
+        else:
+            together += count
     return closing
 
 
@@ -167,7 +168,7 @@ class UnprovenConnections:
     def _look_again(
         self, end: threading.Event, port: int, hold_off: Callable[[Set[Address]], None]
     ) -> None:
-        with open(STATM, "rb", buffering=0) as statm:
+        with open(STATM, "rb", buffering=0) as statm:  # always there, on Linux
             now, used, memory = monotonic(), time.process_time(), _memory_bytes(statm)
             looked, released, pause_s = now, now, PERIOD_S
             while not end.wait(pause_s):

@@ -11,6 +11,7 @@ import pytest
 from taskd.runtime.limits.connection_limit import Connection
 from taskd.runtime.limits.unproven_connections import (
     MOST_AFTER_FLOOD,
+    MOST_TOGETHER,
     MOST_UNPROVEN_BYTES,
     UnprovenConnections,
     received,
@@ -42,6 +43,16 @@ def test_an_address_that_has_flooded_may_send_less() -> None:
     some = unproven("a", 2000, MOST_AFTER_FLOOD)
     assert [one.fd for one in to_close(some, {"a"})] == [1]
     assert to_close(some, {"b"}) == []
+
+
+def test_many_addresses_that_send_much_count_together() -> None:
+    much = MOST_UNPROVEN_BYTES // 2
+    loud = [(Connection(fd, f"loud {fd}", fd), float(much)) for fd in range(50)]
+    quiet = [(Connection(fd, f"quiet {fd}", fd), 2000.0) for fd in range(100, 1100)]
+    closed = {one.fd for one in to_close([*loud, *quiet])}
+    assert closed == set(range(50)), "1,000 nodes that join at once, and 50 that send much"
+    assert to_close(quiet) == []
+    assert len(to_close(loud)) == 50 - MOST_TOGETHER // much
 
 
 class Server:
