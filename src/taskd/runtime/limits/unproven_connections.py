@@ -52,8 +52,9 @@ MOST_UNPROVEN_BYTES, MOST_AFTER_FLOOD = 160 << 10, 8 << 10
 for some seconds."""
 MOST_TOGETHER = 1 << 20
 """Of all addresses: above it, those that have sent more than `MOST_AFTER_FLOOD` are closed."""
-FORGOTTEN_PER_S = 64
-"""Bytes, of each connection: those who ask for the health of a server never prove anything."""
+FORGOTTEN_PER_S = 256
+"""Bytes, of each connection: those who ask for the health of a server never prove anything, nor do
+those who come back every second with a wrong token."""
 FLOOD_S = 10.0
 RELEASE_S = 0.5
 """How often memory is given back in a flood, and after it. gRPC's Python part leaves the headers of
