@@ -171,16 +171,19 @@ class UnprovenConnections:
     ) -> None:
         with open(STATM, "rb", buffering=0) as statm:  # always there, on Linux
             now, used, memory = monotonic(), time.process_time(), _memory_bytes(statm)
-            looked, released, pause_s = now, now, PERIOD_S
+            looked, released, least, pause_s = now, now, memory, PERIOD_S
             while not end.wait(pause_s):
                 pause_s = FLOOD_PERIOD_S if self._flooding else PERIOD_S
                 before, now = now, monotonic()
                 used_before, used = used, time.process_time()
-                if self._flooding and now > released + RELEASE_S:
+                is_now = _memory_bytes(statm)
+                has_taken = is_now > least + GROWTH_BYTES
+                if self._flooding and has_taken and now > released + RELEASE_S:
                     release_memory()
-                    released, memory = monotonic(), _memory_bytes(statm)
+                    released, is_now = monotonic(), _memory_bytes(statm)
+                    least = memory = is_now
                 is_busy = used - used_before > BUSY * (now - before)
-                has_grown = _memory_bytes(statm) - memory > GROWTH_BYTES
+                has_grown = is_now > memory + GROWTH_BYTES
                 if is_busy or has_grown or self._flooding or now > looked + LOOK_S:
                     began = time.thread_time()
                     if closed := self.enforce(port, now):
