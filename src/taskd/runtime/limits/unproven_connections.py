@@ -39,7 +39,7 @@ from taskd.runtime.limits.refused_callers import RefusedCallers, address_of
 
 log = logging.getLogger(__name__)
 
-PERIOD_S, FLOOD_PERIOD_S, LOOK_S = 0.04, 0.01, 5.0
+PERIOD_S, FLOOD_PERIOD_S, LOOK_S = 0.02, 0.01, 5.0
 """How often the thread asks whether it has to look; in a flood; and when it looks at the latest."""
 BUSY = 0.3
 """Cores that the process uses: from there on it looks."""
@@ -171,19 +171,16 @@ class UnprovenConnections:
     ) -> None:
         with open(STATM, "rb", buffering=0) as statm:  # always there, on Linux
             now, used, memory = monotonic(), time.process_time(), _memory_bytes(statm)
-            looked, released, least, pause_s = now, now, memory, PERIOD_S
+            looked, released, pause_s = now, now, PERIOD_S
             while not end.wait(pause_s):
                 pause_s = FLOOD_PERIOD_S if self._flooding else PERIOD_S
                 before, now = now, monotonic()
                 used_before, used = used, time.process_time()
-                is_now = _memory_bytes(statm)
-                has_taken = is_now > least + GROWTH_BYTES
-                if self._flooding and has_taken and now > released + RELEASE_S:
+                if self._flooding and now > released + RELEASE_S:
                     release_memory()
-                    released, is_now = monotonic(), _memory_bytes(statm)
-                    least = memory = is_now
+                    released, memory = monotonic(), _memory_bytes(statm)
                 is_busy = used - used_before > BUSY * (now - before)
-                has_grown = is_now > memory + GROWTH_BYTES
+                has_grown = _memory_bytes(statm) > memory + GROWTH_BYTES
                 if is_busy or has_grown or self._flooding or now > looked + LOOK_S:
                     began = time.thread_time()
                     if closed := self.enforce(port, now):
