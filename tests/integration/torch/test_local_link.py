@@ -391,6 +391,25 @@ def test_peer_that_closes_in_the_middle_is_lost(store: TCPStore, folder: Path) -
         got_locally(meet(store))
 
 
+def test_receiver_that_is_lost_in_the_middle_is_reported(store: TCPStore, folder: Path) -> None:
+    def send_endlessly(request: StateRequest, send: Send) -> None:
+        while True:
+            send(memoryview(STATE))
+
+    def die(receive: Receive) -> None:
+        receive(memoryview(bytearray(len(STATE))))
+        raise PeerUnreachable("killed")
+
+    rendezvous = meet(store)
+    with (
+        pytest.raises(PeerUnreachable, match="a receiver did not get the state"),
+        serving(store, 0, send_endlessly),
+        state_link.local_connections(rendezvous, [0]) as local,
+        pytest.raises(PeerUnreachable, match="killed"),
+    ):
+        state_link.fetch(rendezvous, 0, StateRequest("a"), die, local[0])
+
+
 def test_peer_that_is_stopped_is_lost_at_the_deadline(store: TCPStore, folder: Path) -> None:
     with serving(store):
         path = only_socket(folder)
