@@ -49,7 +49,8 @@ OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 MOST_GROWTH_MIB, MOST_TENANT_MIB = 100, 800
 """Of strangers; and of one tenant, whose requests are read: bounded, and not small."""
 MOST_HEADERS_MIB = 1_500
-"""Of a stranger's headers, which gRPC reads before it asks us: the target is 100. Without measures: 16,000."""
+"""Of a stranger's headers, which gRPC reads before it asks us. The target is 100; without measures
+it was 16,000."""
 MOST_SLOWER = 5.0
 """The p99 of a legitimate call, compared with that of a server that is not attacked, while another
 process uses as much processor time as the attacker."""
