@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -102,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     for handler in logging.getLogger().handlers:
         handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     raise_fd_limit()
+    gc.freeze()  # a collection in a flood need not look at what has been imported
     return asyncio.run(_serve(_config(arguments)))
 
 

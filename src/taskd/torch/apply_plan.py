@@ -7,7 +7,7 @@ plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 
@@ -25,7 +25,7 @@ from taskd.torch.groups.store import Rendezvous
 from taskd.torch.operations import nic_switch
 from taskd.torch.replicas.guard import Guard
 from taskd.torch.state import pieces, state_link, transfer
-from taskd.torch.state.state_link import Receive, Send, StateRequest
+from taskd.torch.state.state_link import Local, Receive, Send, StateRequest
 from taskd.torch.state.transfer import StateImage
 
 
@@ -47,11 +47,12 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
         )
     receivers = [receiver for receiver, sender in plan.sources.items() if sender == mine.rank]
     own_receivers = [to for to, sender in plan.own_sources.items() if sender == mine.rank]
-    image = _sealed_image(plan, mine) if receivers else None
+    image = _image(plan, mine) if receivers and mine.step == plan.resume else None
     helped = [receiver for receiver, others in plan.helpers.items() if mine.rank in others]
     if helped and pieces.is_large(mine.protected):
-        image = image or StateImage(mine.protected, plan.resume, plan.incident, mine.shard)
-        receivers += helped
+        image = image or _image(plan, mine)
+    else:
+        helped = []
     timeout = timedelta(seconds=plan.timeout_s)
     store = plan.store or context.settings.store
     members = tuple(sorted(member.rank for member in plan.members))
@@ -63,6 +64,8 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
     evidence = None
     if context.comparison is not None and plan.sources:
         evidence = context.comparison.replicas.evidence(plan)
+    if image is not None and not _are_local(plan, mine, receivers):
+        image.seal()  # while the others are still on their way
     if guard is not None:
         try:
             guard.publish(store, prefix, timeout)
@@ -79,7 +82,8 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
                 mine, image = context.local_state, None
             if evidence is not None:
                 context.comparison.review(evidence, groups.rendezvous, members, plan.resume)
-        _exchange_state(plan, mine, groups.rendezvous, receivers + own_receivers, image)
+        everyone = receivers + helped + own_receivers
+        _exchange_state(plan, mine, groups.rendezvous, everyone, image)
         if context.comparison is not None and mine.step != plan.resume:
             context.comparison.receive_turn(groups.rendezvous)
             mine.protected.keep_turn(plan.resume)
@@ -103,13 +107,16 @@ def _check_own_verdict(guard: Guard, mine: LocalState, rendezvous: Rendezvous) -
     raise CannotRepair(f"the state of this rank differs from its replica's since step {last_good}")
 
 
-def _sealed_image(plan: Repair, mine: LocalState) -> StateImage | None:
-    """Sealed before the rendezvous, while the others are still on their way."""
-    if mine.step != plan.resume:
-        return None
-    image = StateImage(mine.protected, plan.resume, plan.incident, mine.shard)
-    image.seal()
-    return image
+def _image(plan: Repair, mine: LocalState) -> StateImage:
+    return StateImage(mine.protected, plan.resume, plan.incident, mine.shard)
+
+
+def _are_local(plan: Repair, mine: LocalState, receivers: Iterable[Rank]) -> bool:
+    """Whether all of them will probably get their state without digests. `serve` decides."""
+    nodes = {member.rank: member.node for member in plan.members}
+    if any(nodes[one] != nodes[Rank(mine.rank)] for one in receivers):
+        return False
+    return not (pieces.is_large(mine.protected) and any(map(plan.helpers.get, receivers)))
 
 
 def _exchange_state(
@@ -124,20 +131,29 @@ def _exchange_state(
     helpers = plan.helpers.get(Rank(mine.rank), ())
     senders = 1 + len(helpers)
 
-    def fetch_share(helper: Rank, share: int, use: Callable[[Receive], None]) -> None:
-        state_link.fetch(rendezvous, helper, StateRequest(mine.shard, senders, share), use)
+    def fetch_share(local: Local, sender: Rank, share: int, use: Callable[[Receive], None]) -> None:
+        request = StateRequest(mine.shard, senders, share)
+        state_link.fetch(rendezvous, sender, request, use, local.get(sender))
 
-    def read(receive: Receive) -> None:
-        fetches = [partial(fetch_share, helper) for helper in helpers]
+    def read(receive: Receive, local: Local) -> None:
         transfer.receive_state(
-            mine.protected, plan.resume, plan.incident, mine.shard, receive, keep_own, fetches
+            mine.protected,
+            plan.resume,
+            plan.incident,
+            mine.shard,
+            receive,
+            keep_own,
+            [partial(fetch_share, local, helper) for helper in helpers],
+            may_be_bare=bool(local),
         )
 
     def write(request: StateRequest, send: Send) -> None:
         snapshots = mine.snapshots
         copy = snapshots.find(request.shard, plan.resume) if snapshots is not None else None
         if image is not None and request.shard == mine.shard:
-            image.send(send, request.senders, request.share)
+            # Several senders must hold the same: digests prove that.
+            bare = request.is_local and not image.is_shared_by(request.senders)
+            image.send(send, request.senders, request.share, bare=bare)
         elif copy is not None:
             sent.append(copy)
             snapshot_file.send_file(copy, send)
@@ -155,9 +171,11 @@ def _exchange_state(
     source = plan.sources.get(Rank(mine.rank))
     own_source = plan.own_sources.get(Rank(mine.rank))
     if source is not None:
-        state_link.fetch(rendezvous, source, StateRequest(mine.shard, senders), read)
+        # Helpers send only their share of a large state. Over TCP: it has digests.
+        with state_link.local_connections(rendezvous, [source]) as local:
+            fetch_share(local, source, 0, partial(read, local=local))
     elif mine.step != plan.resume:
-        _load_copy(plan, mine, mine.shard, read)
+        _load_copy(plan, mine, mine.shard, partial(read, local={}))
     if own_source is not None:
         state_link.fetch(rendezvous, own_source, StateRequest(own_name(mine.rank)), read_own)
     elif mine.step != plan.resume and 0 <= plan.own_since <= plan.resume:

@@ -35,18 +35,19 @@ def late_rank(args: dict[str, Any]) -> None:
 
 def _stay_behind(received_mark: Path) -> None:
     inject, load = scripts.inject_fault, transfer._load
-    contexts: list[Any] = []
+    # Not a list: an abandoned attempt restores the lists that functions of the script hold.
+    kept = threading.local()
 
     def late(args: dict[str, Any], step: Any, moment: str) -> None:
-        if not contexts and (int(step), moment) == (3, "after backward"):
-            contexts.append(step._cycle.context)
-            _until(step._cycle.context.groups.is_broken)
+        if not hasattr(kept, "groups") and (int(step), moment) == (3, "after backward"):
+            kept.groups = step._cycle.context.groups
+            _until(kept.groups.is_broken)
         inject(args, step, moment)
 
     def slow(*arguments: Any) -> None:
         load(*arguments)
         received_mark.touch()
-        _until(lambda: bool(contexts[0].groups.why))
+        _until(lambda: bool(kept.groups.why))
 
     put(scripts, "inject_fault", late)
     put(transfer, "_load", slow)

@@ -12,30 +12,42 @@ import torch
 
 from taskd.torch.state import pieces, state_link
 from taskd.torch.state.state_link import StateRequest
-from taskd.torch.state.transfer import Piece, split
+from taskd.torch.state.transfer import Piece, StateImage, split
 from tests.integration.torch import scripts
 from tests.integration.torch.runs import assert_same, ends, run
 
 STEPS = 6
+RECEIVER = 2
 
 
 def from_several(args: dict[str, Any]) -> None:
-    """Every state counts as large, and each rank writes down what it has requested."""
+    """Every state counts as large, and each rank writes down what it has requested and sent."""
     pieces.MULTI_SENDER_BYTES = 1
     os.environ["TASKD_ENCRYPT_STATE"] = "on" if args.get("encrypted") else "off"
     fetch, serve = state_link.fetch, state_link.serve
     log = Path(args["folder"]) / f"fetched-{args['rank']}"
+    send, sent = StateImage.send, Path(args["folder"]) / f"sent-{args['rank']}"
 
-    def logged(rendezvous: Any, source: int, request: StateRequest, read: Any) -> None:
-        fetch(rendezvous, source, request, read)
+    def logged(
+        rendezvous: Any, source: int, request: StateRequest, read: Any, local: Any = None
+    ) -> None:
+        fetch(rendezvous, source, request, read, local)
         with log.open("a") as file:
-            file.write(f"{source} {request.share} of {request.senders}\n")
+            way = "TCP" if local is None else "locally"
+            file.write(f"{source} {request.share} of {request.senders} {way}\n")
+
+    def sending(image: StateImage, out: Any, senders: int, share: int, *, bare: bool) -> None:
+        with sent.open("a") as file:
+            what = "bare" if bare else "with digests"
+            file.write(f"{share} {what}{', sealed' * bool(image._sealed)}\n")
+        send(image, out, senders, share, bare=bare)
 
     def dying(*arguments: Any) -> None:
         if (args["rank"], args["incarnation"]) == tuple(args["dies_sending"]):
             os.kill(os.getpid(), signal.SIGKILL)
         serve(*arguments)
 
+    setattr(StateImage, "send", sending)  # noqa: B010
     setattr(state_link, "fetch", logged)  # noqa: B010 - for the lifetime of this process
     if args.get("dies_sending"):
         setattr(state_link, "serve", dying)  # noqa: B010
@@ -47,14 +59,29 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.ddp, steps=STEPS))
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
 def test_replacement_receives_from_all_survivors(
-    calm: list[Any], tmp_path: Path, encrypted: bool
+    calm: list[Any], tmp_path: Path, encrypted: bool, nodes: int
 ) -> None:
-    kills = [(2, 0, 3, "in backward")]
-    world = run(tmp_path / "run", from_several, steps=STEPS, kills=kills, encrypted=encrypted)
+    """Digests prove that all of them hold the same, also on one machine."""
+    kills = [(RECEIVER, 0, 3, "in backward")]
+    world = run(
+        tmp_path / "run",
+        from_several,
+        steps=STEPS,
+        kills=kills,
+        encrypted=encrypted,
+        ranks_per_node=4 // nodes,
+    )
     fetched = sorted((world.folder / "fetched-2").read_text().splitlines())
-    assert fetched == ["0 0 of 3", "1 1 of 3", "3 2 of 3"]
+    order = [0, 1, 3] if nodes == 1 else [3, 0, 1]
+    ways = ["locally", "TCP", "TCP"]  # the first one is on the node of the receiver
+    assert fetched == sorted(
+        f"{one} {at} of 3 {way}" for at, (one, way) in enumerate(zip(order, ways, strict=True))
+    )
+    sent = (world.folder / f"sent-{order[0]}").read_text()
+    assert sent == "0 with digests, sealed\n"
     assert_same(calm, world)
 
 

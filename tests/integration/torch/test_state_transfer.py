@@ -68,6 +68,39 @@ def test_receiver_has_every_bit_of_the_sender() -> None:
     assert receiver.parts["scheduler"].state_dict() == sender.parts["scheduler"].state_dict()
 
 
+def bare_bytes(image: StateImage) -> bytearray:
+    out = bytearray()
+    image.send(lambda piece: out.extend(piece.cast("B")), bare=True)
+    return out
+
+
+def test_image_without_digests_is_refused_unless_it_comes_locally() -> None:
+    sender, receiver = trained(1), trained(2, steps=0)
+    before = to_bytes(StateImage(receiver, 0, 0, ""))
+    content = bare_bytes(StateImage(sender, 2, 5, ""))
+    for read in (
+        lambda: transfer.receive_state(receiver, 2, 5, "", ByteSource(content), keep_own=False),
+        lambda: transfer.unpack(ByteSource(content)),
+        lambda: transfer.verify(ByteSource(content)),
+    ):
+        with pytest.raises(BadState, match="not received over a local connection"):
+            read()
+    assert to_bytes(StateImage(receiver, 0, 0, "")) == before
+    source = ByteSource(content)
+    transfer.receive_state(receiver, 2, 5, "", source, keep_own=False, may_be_bare=True)
+    assert same(sender, receiver)
+
+
+def test_digests_are_verified_also_if_there_need_be_none() -> None:
+    """A copy in shared memory has them: its bits may have flipped there."""
+    sender, receiver = trained(1), trained(2, steps=0)
+    content = to_bytes(StateImage(sender, 2, 5, ""))
+    content[-1] ^= 1
+    source = ByteSource(content)
+    with pytest.raises(BadState, match="does not match"):
+        transfer.receive_state(receiver, 2, 5, "", source, keep_own=True, may_be_bare=True)
+
+
 def test_length_is_the_number_of_bytes_sent() -> None:
     image = StateImage(trained(1), 2, 5, "")
     image.seal()

@@ -147,7 +147,7 @@ class World:
     def memory(self, node: int) -> Path:
         """The folder that represents the shared memory of a node."""
         folder = self.folder / f"node-{node}"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
     def lose_node(self, node: int, to: int) -> None:

@@ -1,4 +1,4 @@
-"""Carries state between two ranks over a separate TCP connection, at the speed of the link.
+"""Carries state between two ranks over a separate connection, at the speed of the link.
 
 Not over the groups: a gloo that loses its peer in the middle of a message does not return (see
 `works.py`), and a large state is always in the middle of one. The sender publishes its address and
@@ -7,22 +7,29 @@ a random number in the store; the rendezvous aborts both ends when the incident 
 Any process can read and write torch's store. So the receiver proves with the job's key that it may
 have the state, and the sender that the first bytes, which name all that follow, are its answer to
 this request: an older answer, one of another incident or one of another rank is refused.
+
+Two ranks of one machine use a Unix socket where they can (`local_link.py`). Nothing can be between
+them, so what arrives after the sender's proof needs neither digests nor encryption.
 """
 
 from __future__ import annotations
 
 import secrets
+import selectors
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from taskd.config import load
 from taskd.errors import PeerRefused, PeerUnreachable, TaskdError
 from taskd.runtime.clock import monotonic
 from taskd.runtime.limits.waiting_connections import MOST_WAITING, WaitingConnections, shut_down
 from taskd.torch.groups.store import Rendezvous
+from taskd.torch.state import local_link
 from taskd.torch.state.link_encryption import Decrypter, Encrypter
 from taskd.torch.state.sealed import DIGEST, BadState, key_for, sign
 from taskd.worker.settings import WorkerSettings
@@ -42,14 +49,16 @@ class StateRequest:
     shard: str
     senders: int = 1
     share: int = 0
+    is_local: bool = False
+    """It has come over a local connection. Not sent: the sender sees it."""
 
     def __str__(self) -> str:
         return f"{self.share} {self.senders} {self.shard}"
 
     @staticmethod
-    def parse(text: str) -> StateRequest:
+    def parse(text: str, is_local: bool) -> StateRequest:
         share, senders, shard = text.split(" ", 2)
-        return StateRequest(shard, int(senders), int(share))
+        return StateRequest(shard, int(senders), int(share), is_local)
 
 
 Write = Callable[[StateRequest, Send], None]
@@ -66,6 +75,9 @@ class Conversation:
     """That of the receiver."""
     request: bytes
     encrypted: bool
+    """As the job is configured. Nothing is encrypted over a local connection."""
+    ends: bytes = b""
+    """The two processes, as the kernel names them to both; empty: it is not a local connection."""
 
     def receiver_proof(self) -> bytes:
         return sign(self._content(), f"request for state: {self.place}")
@@ -78,7 +90,8 @@ class Conversation:
         return key_for(f"encrypted state: {self.place} {self._content().hex()}")
 
     def _content(self) -> bytes:
-        return self.offered + self.asked + bytes([self.encrypted]) + self.request
+        fixed = self.offered + self.asked + bytes([self.encrypted, len(self.ends)])
+        return fixed + self.ends + self.request
 
 
 def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Write) -> None:
@@ -86,27 +99,38 @@ def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Wr
 
     Connections without the job's key are refused, and take the place of no receiver.
     """
-    server = rendezvous.track(
-        socket.create_server((rendezvous.local_host(), 0), backlog=MOST_WAITING)
-    )
-    sender = _Sender(server, _place(rendezvous, rank), len(receivers), write)
+    place, offered = _place(rendezvous, rank), secrets.token_bytes(NUMBER_BYTES)
     limit_s = rendezvous.timeout.total_seconds()
     deadline, threads = monotonic() + limit_s, []
-    with server:
+    with ExitStack() as stack:
+        server = socket.create_server((rendezvous.local_host(), 0), backlog=MOST_WAITING)
+        local = stack.enter_context(
+            local_link.listening(local_folder(), _meeting_point(place, offered))
+        )
+        listening = [stack.enter_context(server), *([local] if local else [])]
+        sender = _Sender(listening, place, offered, len(receivers), write)
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for one in listening:
+            one.setblocking(False)
+            selector.register(rendezvous.track(one), selectors.EVENT_READ, one)
         host, port = server.getsockname()[:2]
-        rendezvous.store.set(f"state/{rank}", f"{host} {port} {sender.offered.hex()}")
+        rendezvous.store.set(f"state/{rank}", f"{host} {port} {offered.hex()}")
         while sender.awaited:
-            server.settimeout(max(deadline - monotonic(), 0.001))
             try:
-                connection, _ = server.accept()
+                connection = _accept(selector, deadline)
             except OSError as error:
                 if not sender.awaited:
                     break
                 raise PeerUnreachable(
                     f"no receiver connected for the state: {sender.refused or error}"
                 ) from error
-            # Many tensors are small: none of them may wait for the next.
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection is None:
+                continue
+            if connection.family == socket.AF_UNIX:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, local_link.BUFFER_BYTES)
+            else:
+                # Many tensors are small: none of them may wait for the next.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(limit_s)
             rendezvous.track(connection)
             sender.unproven.add(connection)
@@ -119,12 +143,35 @@ def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Wr
         raise PeerUnreachable("; ".join(sender.problems))
 
 
+def _accept(selector: selectors.BaseSelector, deadline: float) -> socket.socket | None:
+    """The next connection. None: the caller has gone again, or a local socket was shut down.
+
+    Raises:
+        OSError: None came in time, or the TCP socket was shut down.
+    """
+    ready = selector.select(max(deadline - monotonic(), 0.001))
+    if not ready:
+        raise TimeoutError("timed out")
+    for key, _ in ready:
+        with suppress(BlockingIOError):
+            accepted: socket.socket = key.data.accept()[0]
+            return accepted
+    return None
+
+
 class _Sender:
     """Answers connections until as many receivers as expected have proved that they may ask."""
 
-    def __init__(self, server: socket.socket, place: str, receivers: int, write: Write) -> None:
-        self._server, self._place, self._write = server, place, write
-        self.offered = secrets.token_bytes(NUMBER_BYTES)
+    def __init__(
+        self,
+        listening: Sequence[socket.socket],
+        place: str,
+        offered: bytes,
+        receivers: int,
+        write: Write,
+    ) -> None:
+        self._listening, self._place, self._write = listening, place, write
+        self._offered = offered
         self.awaited = receivers
         """How many receivers have not come yet."""
         self.refused = ""
@@ -149,11 +196,16 @@ class _Sender:
                 self.problems.append(f"a receiver did not get the state: {error}")
 
     def _proven(self, connection: socket.socket) -> Conversation:
+        ends = b""
+        if connection.family == socket.AF_UNIX:
+            if not local_link.is_same_user(connection):
+                raise PeerRefused("the state was requested by another user of this machine")
+            ends = local_link.both_ends(connection, listens=True)
         received = bytearray(NUMBER_BYTES + REQUEST_BYTES + DIGEST)
         _read(connection, memoryview(received))
         asked, rest = bytes(received[:NUMBER_BYTES]), bytes(received[NUMBER_BYTES:])
         text, proof = rest[:REQUEST_BYTES], rest[REQUEST_BYTES:]
-        talk = Conversation(self._place, self.offered, asked, text, is_encrypted())
+        talk = Conversation(self._place, self._offered, asked, text, is_encrypted(), ends)
         if not secrets.compare_digest(proof, talk.receiver_proof()):
             raise PeerRefused(
                 "the state was requested without the job's key, for another incident, or by a "
@@ -166,12 +218,17 @@ class _Sender:
             self.unproven.remove(connection)  # before the wait ends: the rest is dropped then
             self.awaited -= 1
             if not self.awaited:
-                shut_down(self._server)  # ends the wait for further connections
+                for one in self._listening:
+                    shut_down(one)  # ends the wait for further connections
         return talk
 
 
 def _answer(connection: socket.socket, talk: Conversation, write: Write) -> None:
-    request = StateRequest.parse(talk.request.rstrip(b"\0").decode())
+    request = StateRequest.parse(talk.request.rstrip(b"\0").decode(), bool(talk.ends))
+    if request.is_local:
+        connection.sendall(talk.sender_proof(b""))
+        write(request, connection.sendall)
+        return
     encrypter = Encrypter(talk.key(), connection.sendall) if talk.encrypted else None
     send: Send = connection.sendall if encrypter is None else encrypter.send
     is_proven = request.share > 0  # what the manifest of the first share covers
@@ -188,30 +245,73 @@ def _answer(connection: socket.socket, talk: Conversation, write: Write) -> None
         encrypter.flush()
 
 
+Local = Mapping[int, socket.socket]
+"""Local connections to senders, by rank."""
+
+
+@contextmanager
+def local_connections(rendezvous: Rendezvous, sources: Sequence[int]) -> Iterator[Local]:
+    """To each of these ranks, or none at all: a state needs digests if any part of it does.
+
+    They are the last word on which ranks are local: neither the store nor a manifest has a say.
+    """
+    found: dict[int, socket.socket] = {}
+    limit_s = rendezvous.timeout.total_seconds()
+    with ExitStack() as stack:
+        for source in sources:
+            point = _meeting_point(_place(rendezvous, source), _offer(rendezvous, source)[2])
+            connection = local_link.connect(local_folder(), point, limit_s)
+            if connection is None:
+                stack.close()
+                found = {}
+                break
+            found[source] = stack.enter_context(rendezvous.track(connection))
+        yield found
+
+
 def fetch(
-    rendezvous: Rendezvous, source: int, request: StateRequest, read: Callable[[Receive], None]
+    rendezvous: Rendezvous,
+    source: int,
+    request: StateRequest,
+    read: Callable[[Receive], None],
+    local: socket.socket | None = None,
 ) -> None:
-    """Ask the sender, and tell it when everything has arrived."""
-    host, port, offered = rendezvous.store.get(f"state/{source}").decode().split()
+    """Ask the sender, and tell it when everything has arrived. Over TCP, or a local connection."""
+    host, port, offered = _offer(rendezvous, source)
     limit_s = rendezvous.timeout.total_seconds()
     talk = Conversation(
         _place(rendezvous, source),
-        bytes.fromhex(offered),
+        offered,
         secrets.token_bytes(NUMBER_BYTES),
         str(request).encode().ljust(REQUEST_BYTES, b"\0"),
         is_encrypted(),
+        b"" if local is None else local_link.both_ends(local, listens=False),
     )
     try:
-        with socket.create_connection((host, int(port)), limit_s) as connection:
+        with local or socket.create_connection((host, port), limit_s) as connection:
             rendezvous.track(connection)
             connection.sendall(talk.asked + talk.request + talk.receiver_proof())
             receive: Receive = lambda target: _read(connection, target)  # noqa: E731
-            if talk.encrypted:
+            if talk.ends:
+                proof = bytearray(DIGEST)
+                receive(memoryview(proof))
+                _check(talk, proof, b"")
+            elif talk.encrypted:
                 receive = Decrypter(talk.key(), receive).receive
-            read(receive if request.share else _proven(talk, receive))
+            read(receive if talk.ends or request.share else _proven(talk, receive))
             connection.sendall(b"!")
     except OSError as error:
         raise PeerUnreachable(f"lost rank {source} while it sent the state: {error}") from error
+
+
+def _offer(rendezvous: Rendezvous, source: int) -> tuple[str, int, bytes]:
+    """Where that rank sends its state over TCP, and its random number."""
+    published = rendezvous.store.get(f"state/{source}")
+    try:
+        host, port, offered = published.decode().split()
+        return host, int(port), bytes.fromhex(offered)
+    except ValueError as error:
+        raise BadState(f"invalid address of rank {source} in the store: {published!r}") from error
 
 
 def _proven(talk: Conversation, receive: Receive) -> Receive:
@@ -219,8 +319,7 @@ def _proven(talk: Conversation, receive: Receive) -> Receive:
     proof, first = bytearray(DIGEST), bytearray(FIRST_BYTES)
     receive(memoryview(proof))
     receive(memoryview(first))
-    if not secrets.compare_digest(proof, talk.sender_proof(bytes(first))):
-        raise BadState("the state is not the answer to this request: it is older, or forged")
+    _check(talk, proof, bytes(first))
     left = memoryview(first)
 
     def receive_rest(target: memoryview) -> None:
@@ -235,10 +334,26 @@ def _proven(talk: Conversation, receive: Receive) -> Receive:
     return receive_rest
 
 
+def _check(talk: Conversation, proof: bytearray, first_bytes: bytes) -> None:
+    if not secrets.compare_digest(proof, talk.sender_proof(first_bytes)):
+        raise BadState("the state is not the answer to this request: it is older, or forged")
+
+
 @cache
 def is_encrypted() -> bool:
     """Whether the job encrypts the state that its ranks send each other."""
     return load(WorkerSettings).encrypt_state
+
+
+@cache
+def local_folder() -> Path | None:
+    """The node's folder in shared memory, where its ranks can meet."""
+    beacon = load(WorkerSettings).beacon
+    return Path(beacon).parent if beacon else None
+
+
+def _meeting_point(place: str, offered: bytes) -> bytes:
+    return f"{place} ".encode() + offered
 
 
 def _place(rendezvous: Rendezvous, source: int) -> str:

@@ -1,9 +1,10 @@
 """Moves the whole training state from one rank to another, and refuses what does not match.
 
-Every image carries its step, incident and keyed digests of all bytes. A rank that holds a state
-worth keeping receives the new one into new tensors and replaces its own only when all of it has
-arrived and fits; a replacement, which holds nothing, receives in place. `apply_plan.py` decides
-which rank sends to which.
+Every image carries its step, incident and keyed digests of all bytes; only over a local connection
+(`local_link.py`) an image may come without digests. A rank that holds a state worth keeping
+receives the new one into new tensors and replaces its own only when all of it has arrived and fits;
+a replacement, which holds nothing, receives in place. `apply_plan.py` decides which rank sends to
+which.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Manifest:
     shard: str
     pieces: tuple[Piece, ...]
     digests: tuple[bytes, ...]
-    """One of each piece, with the job's key."""
+    """One of each piece, with the job's key; none in an image for local connections."""
     plain: dict[str, Any]
     """Everything that is not a tensor."""
     own: bool = False
@@ -170,11 +171,18 @@ class StateImage:
         """In bytes, once sealed."""
         return 8 + len(self._sealed) + sum(tensor.numel() for tensor in self._tensors)
 
-    def send(self, send: Send, senders: int = 1, share: int = 0) -> None:
-        """Send all of it, or one of several senders' shares. The first sends the manifest too."""
+    def is_shared_by(self, senders: int) -> bool:
+        """Whether that many would each send a part of it."""
+        return len(split(self._draft.pieces, senders)) > 1
+
+    def send(self, send: Send, senders: int = 1, share: int = 0, *, bare: bool = False) -> None:
+        """Send all of it, or one of several senders' shares. The first sends the manifest too,
+        without digests if `bare`."""
         if share == 0:
-            self.seal()
-            send(memoryview(self._head()))
+            if not bare:
+                self.seal()
+            head = _with_length(seal(self._draft, PLACE)) if bare else self._head()
+            send(memoryview(head))
         with self._side.work():
             for index in split(self._draft.pieces, senders)[share]:
                 if self._tensors[index].numel():
@@ -202,7 +210,11 @@ class StateImage:
         return frozen
 
     def _head(self) -> bytes:
-        return len(self._sealed).to_bytes(8, "little") + self._sealed
+        return _with_length(self._sealed)
+
+
+def _with_length(sealed: bytes) -> bytes:
+    return len(sealed).to_bytes(8, "little") + sealed
 
 
 def split(described: Sequence[Piece], senders: int) -> list[range]:
@@ -264,13 +276,16 @@ def receive_state(
     receive: Receive,
     keep_own: bool,
     helpers: Sequence[Fetch] = (),
+    *,
+    may_be_bare: bool = False,
 ) -> None:
     """Receive that state, or raise; with `keep_own`, the own state is then unchanged.
 
     A copy may be of an earlier incident than the one that it is requested in, never of a later one.
-    `helpers` send their shares of a large state while the first sender's comes in.
+    `helpers` send their shares of a large state while the first sender's comes in. An image without
+    digests is refused unless it `may_be_bare`: all of it comes over local connections.
     """
-    manifest = _read_manifest(receive)
+    manifest = _read_manifest(receive, may_be_bare)
     if (manifest.step, manifest.shard) != (step, shard) or manifest.incident > incident:
         raise BadState(
             f"expected step {step} of shard {shard!r} in incident {incident}, got step "
@@ -281,6 +296,8 @@ def receive_state(
         raise BadState(f"the state of {', '.join(sorted(missing))} is missing")
     targets = _targets(protected, manifest, keep_own or manifest.own)
     shares = split(manifest.pieces, 1 + len(helpers))
+    if len(shares) > 1 and len(manifest.digests) != len(manifest.pieces):
+        raise BadState("a state that several ranks send has no digests")
 
     with (
         ThreadPoolExecutor(max(1, len(shares) - 1)) as pool,
@@ -292,7 +309,8 @@ def receive_state(
             """Each piece is verified while the next one arrives."""
             for index in share:
                 _read_tensor(targets[index], source)
-                verified.append(verifiers.submit(_verify, targets[index], manifest, index))
+                if manifest.digests:
+                    verified.append(verifiers.submit(_verify, targets[index], manifest, index))
 
         fetched = [
             pool.submit(fetch, number, partial(read, share))
@@ -337,7 +355,7 @@ def _unpacked(manifest: Manifest, receive: Receive) -> Iterator[tuple[Piece, tor
         yield piece, target
 
 
-def _read_manifest(receive: Receive) -> Manifest:
+def _read_manifest(receive: Receive, may_be_bare: bool = False) -> Manifest:
     head = bytearray(8)
     receive(memoryview(head))
     length = int.from_bytes(head, "little")
@@ -349,6 +367,12 @@ def _read_manifest(receive: Receive) -> Manifest:
     sealed = bytearray(length)
     receive(memoryview(sealed))
     manifest: Manifest = unseal(sealed, PLACE)
+    is_bare = may_be_bare and not manifest.digests
+    if len(manifest.digests) != len(manifest.pieces) and not is_bare:
+        raise BadState(
+            f"the state has {len(manifest.digests)} digests for {len(manifest.pieces)} tensors, "
+            "and it was not received over a local connection"
+        )
     return manifest
 
 
