@@ -39,7 +39,7 @@ from taskd.runtime.limits.refused_callers import RefusedCallers, address_of
 
 log = logging.getLogger(__name__)
 
-PERIOD_S, FLOOD_PERIOD_S, LOOK_S = 0.02, 0.01, 5.0
+PERIOD_S, FLOOD_PERIOD_S, LOOK_S = 0.05, 0.01, 5.0
 """How often the thread asks whether it has to look; in a flood; and when it looks at the latest."""
 BUSY = 0.3
 """Cores that the process uses: from there on it looks."""
