@@ -147,8 +147,9 @@ def drifting(args: dict[str, Any]) -> None:
     net.register_buffer("queue", torch.zeros(4))
     model = DDP(net, broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    bad = Bad()
-    job.protect(model=model, optimizer=optimizer, bad=bad if args["drift"] == "part" else None)
+    bad = Bad() if args["drift"] == "part" else None
+    own = Draws(job.rank) if args["has_own"] else None
+    job.protect(model=model, optimizer=optimizer, bad=bad, own=own)
     for step in job.steps(args["steps"]):
         for attempt in step:
             with attempt:
@@ -163,7 +164,7 @@ def drifting(args: dict[str, Any]) -> None:
                 if is_drifting and args["drift"] == "weights":
                     with torch.no_grad():
                         net[0].weight.add_(0.01)  # type: ignore[operator]
-                if is_drifting and args["drift"] == "part":
+                if is_drifting and bad is not None:
                     bad.count += 1
                 inject_fault(args, step, "after the update")
     finish(args, digest(net, optimizer))

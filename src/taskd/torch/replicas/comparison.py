@@ -252,6 +252,8 @@ class Comparison:
         if before is None or after is None:
             return
         self.adopt(after)
+        if after.own_parts != before.own_parts or after.buffers_since != before.buffers_since:
+            self._context.copies.forget_own(resume)  # they lack what now counts as such
         raise NotReplicas(state_evidence.explain(before, after))
 
     def adopt(self, agreement: Agreement) -> None:
