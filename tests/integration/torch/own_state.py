@@ -113,6 +113,25 @@ def changed_between_steps(args: dict[str, Any]) -> None:
     finish(args, {"totals": totals, "weights": [one.detach().clone() for one in weights]})
 
 
+def sharded_objects(args: dict[str, Any]) -> None:
+    """FSDP2, with a loader of each rank."""
+    seed(1234)
+    job = taskd.init()
+    net: Any = nn.Linear(WIDTH, CLASSES)
+    fully_shard(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    data = Draws(job.rank)
+    job.protect(model=net, optimizer=optimizer, data=data)
+    for step in job.steps(args["steps"]):
+        with step:
+            inject_fault(args, step, "in forward")
+            torch.autograd.backward(net(data.batch()).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    weights = [one.to_local().detach().clone() for one in net.parameters()]
+    finish(args, {"weights": weights, "data": data.state_dict()})
+
+
 def own_objects(args: dict[str, Any]) -> None:
     """DDP, with a loader of each rank, read inside or outside of the step, and its losses."""
     seed(1234)

@@ -103,7 +103,13 @@ def test_buffers_that_are_not_exchanged_come_back_to_their_rank(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "script", [own_state.experts, own_state.own_objects, own_state.accumulated]
+    "script",
+    [
+        own_state.experts,
+        own_state.own_objects,
+        own_state.accumulated,
+        own_state.sharded_objects,
+    ],
 )
 def test_emergency_checkpoint_has_the_state_of_every_rank(tmp_path: Path, script: Script) -> None:
     calm = ends(run(tmp_path / "calm", script, steps=STEPS))
