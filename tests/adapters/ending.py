@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+import torch
 from torch import nn
 
 
@@ -33,8 +35,13 @@ def await_checkpoint(step: int) -> None:
 
 
 def show(model: nn.Module) -> None:
-    state = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
-    sys.stdout.write(f"weights {hashlib.sha256(state).hexdigest()}\n")
+    sys.stdout.write(f"weights {digest(model.parameters())}\n")
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Of what this rank holds of them."""
+    own = (getattr(one, "_local_tensor", one).detach() for one in tensors)
+    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in own)).hexdigest()
 
 
 def fault(place: str, rank: int, step: int) -> None:

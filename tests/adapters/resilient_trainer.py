@@ -1,12 +1,15 @@
 """taskd's Trainer for transformers, with faults at every place of its loop."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+import tests.adapters.accelerate_on_cpu  # noqa: F401 - before a Trainer is created
+
+# isort: split
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -20,12 +23,13 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from taskd.integrations.transformers import Seq2SeqTrainer, Trainer, TrainerMixin
-from tests.adapters.ending import await_checkpoint, fault, show
+from tests.adapters.ending import await_checkpoint, digest, fault, show
 
 RANK = int(os.environ["RANK"])
 STOP = os.environ.get("STOP_EARLY")
 SEQ2SEQ = os.environ.get("SEQ2SEQ") == "1"
 SFT = os.environ.get("SFT") == "1"
+FSDP = os.environ.get("FSDP")
 
 if SFT:
     from datasets import Dataset
@@ -45,11 +49,14 @@ class Faulty(TrainerCallback):  # type: ignore[misc]
     """Counts in an attribute, opens a file when training begins, and fails where it should."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = self.epochs = 0
         self.file: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.file = Path(f"events-{RANK}").open("a")  # noqa: SIM115 - closed with the process
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.epochs += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.steps += 1
@@ -68,7 +75,7 @@ class Faulty(TrainerCallback):  # type: ignore[misc]
         self.seen("save", state)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seen("epoch", state)
+        self.seen("epoch", state, epochs=self.epochs)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         fault("substep", RANK, state.global_step)
@@ -150,11 +157,13 @@ arguments = Arguments(
     logging_steps=3,
     eval_strategy="steps",
     eval_steps=4,
+    eval_on_start=os.environ.get("EVAL_ON_START") == "1",
     save_steps=4,
     load_best_model_at_end=bool(STOP),
     metric_for_best_model="eval_loss" if STOP else None,
     bf16=os.environ.get("BF16") == "1",
     fp16=os.environ.get("FP16") == "1",
+    **({"fsdp": True, "fsdp_config": json.loads(FSDP)} if FSDP else {}),
     **({"predict_with_generate": True, "generation_max_length": 6} if SEQ2SEQ else {}),
     **({"max_length": 12} if SFT else {}),
     report_to=[],
@@ -189,13 +198,12 @@ log = [
     for entry in trainer.state.log_history
 ]
 optimizer = trainer.optimizer.state_dict()["state"]
-moments = b"".join(v.numpy().tobytes() for one in optimizer.values() for v in one.values())
 end = {
     "log": log,
     "best": trainer.state.best_metric,
     "losses": trainer.losses,
     "operations": trainer.state.total_flos,
-    "optimizer": hashlib.sha256(moments).hexdigest(),
+    "optimizer": digest(v for one in optimizer.values() for v in one.values()),
     "scheduler": trainer.lr_scheduler.state_dict()["last_epoch"],
 }
 times = [

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from threading import Event
@@ -39,6 +39,7 @@ AGAIN = 0.25
 
 @dataclass(frozen=True)
 class Example:
+    script: str
     preload: str
     epochs: str
     """The text in the script that sets the number of epochs, before that number."""
@@ -49,12 +50,22 @@ class Example:
     """The folder in which it leaves its results."""
     outcomes: frozenset[str] = frozenset({"recovered", "superseded"})
     """How its incidents may end."""
+    options: str = ""
+    """More arguments, which are written after the number of epochs."""
 
 
 OURS = "taskd.integrations"
+HF = Example("hf_trainer.py", f"{OURS}.transformers", "num_train_epochs=", 14, 60, "hf_trainer")
 EXAMPLES = {
-    "hf_trainer.py": Example(f"{OURS}.transformers", "num_train_epochs=", 14, 60, "hf_trainer"),
-    "lightning_trainer.py": Example(f"{OURS}.lightning", "max_epochs=", 30, 150, "lightning_logs"),
+    "transformers": HF,
+    "transformers, FSDP2": replace(
+        HF,
+        preload=f"tests.adapters.accelerate_on_cpu,{HF.preload}",
+        options=", fsdp=True",
+    ),
+    "lightning": Example(
+        "lightning_trainer.py", f"{OURS}.lightning", "max_epochs=", 30, 150, "lightning_logs"
+    ),
 }
 
 
@@ -64,11 +75,12 @@ class Job:
     def __init__(self, folder: Path, name: str, epochs: int) -> None:
         self.folder, self.name, example = folder, f"chaos-{os.getpid()}", EXAMPLES[name]
         folder.mkdir()
-        text = (ROOT / "examples/frameworks" / name).read_text()
+        text = (ROOT / "examples/frameworks" / example.script).read_text()
         before, found, after = text.partition(example.epochs)
         assert found
-        script = folder / name
-        script.write_text(f"{before}{found}{epochs}{after.lstrip('0123456789')}")
+        changed = f"{epochs}{example.options}{after.lstrip('0123456789')}"
+        script = folder / example.script
+        script.write_text(f"{before}{found}{changed}")
         path = f"{ROOT / 'src'}:{ROOT}"
         self._env = {**os.environ, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(folder)}
         folder.chmod(0o700)

@@ -14,7 +14,8 @@ import torch
 
 from taskd.wire.json_reading import loads
 
-SHARED = ("epoch", "global_step", "best_metric", "best_global_step", "best_model_checkpoint")
+POSITION = ("epoch", "global_step")
+BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 """Attributes of `TrainerState`."""
 LOSS = "_tr_loss"
 POSITIONS = ("_globalstep_last_logged", "_initial_global_step")
@@ -47,8 +48,34 @@ class TextPart:
         raise NotImplementedError
 
 
+class PositionPart(TextPart):
+    """What follows from the number of the step. It changes after the optimizer's update."""
+
+    follows_from_step = True
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.learning_rate: float | None = None
+
+    def values(self) -> dict[str, Any]:
+        state = self._trainer.state
+        return {
+            "state": {name: getattr(state, name) for name in POSITION},
+            "learning_rate": self.learning_rate,
+        }
+
+    def set_values(self, values: dict[str, Any]) -> None:
+        for name, value in values["state"].items():
+            setattr(self._trainer.state, name, value)
+        self.learning_rate = values["learning_rate"]
+
+
 class SharedPart(TextPart):
-    """The position, the best result, the switches of the callbacks, what a model has configured."""
+    """The best result, the switches of the callbacks, what a model has configured.
+
+    Nothing in it changes after the optimizer's update: what a lost rank has made of it then would
+    not be known (`core/worker/state_evidence.py`).
+    """
 
     def __init__(self, trainer: Any, total: int) -> None:
         """`total`: the number of steps of the training, if nothing ends it early."""
@@ -58,7 +85,6 @@ class SharedPart(TextPart):
         self.epoch_start = 0
         """The number of steps before this epoch."""
         self.grad_norm: float | None = None
-        self.learning_rate: float | None = None
         self._configs = [
             Changes(config)
             for name in ("config", "generation_config")
@@ -73,11 +99,11 @@ class SharedPart(TextPart):
     def values(self) -> dict[str, Any]:
         trainer = self._trainer
         return {
-            "state": {name: getattr(trainer.state, name) for name in SHARED},
+            "state": {name: getattr(trainer.state, name) for name in BEST},
             "control": trainer.control.state()["args"],
             "positions": {name: getattr(trainer, name, 0) for name in POSITIONS},
             "place": (self.epoch, self.epoch_start, self.total),
-            "last_step": (self.grad_norm, self.learning_rate),
+            "grad_norm": self.grad_norm,
             "configured": self._configured,
         }
 
@@ -90,7 +116,7 @@ class SharedPart(TextPart):
         for name, value in values["positions"].items():
             setattr(trainer, name, value)
         self.epoch, self.epoch_start, self.total = values["place"]
-        self.grad_norm, self.learning_rate = values["last_step"]
+        self.grad_norm = values["grad_norm"]
         self._configured = values["configured"]
         for one, found in zip(self._configs, self._configured, strict=True):
             one.put(found)
@@ -189,7 +215,7 @@ class HistoryPart:
     def load_state_dict(self, state: str) -> None:
         if state != self.state_dict():
             self._trainer.state.log_history[:] = loads(state)
-            self._entries = []
+            self._entries, self._encoded = [], "[]"
             self.state_dict()
 
 
@@ -202,6 +228,16 @@ class CallbackParts(TextPart):
         self.loaded = "{}"
         """What was loaded last. `state_dict` can have more: attributes that are None here, but were
         objects in the process that the state comes from."""
+        self._begun: dict[str, Any] = self.values()
+        self._objects: dict[str, set[str]] = {}
+        """Attributes that are objects since the training has begun, as an open file."""
+
+    def notice_objects(self) -> None:
+        """The training begins. A state from before must not take away what it has opened."""
+        now = self.values()
+        self._objects = {
+            number: kept.keys() - now.get(number, {}).keys() for number, kept in self._begun.items()
+        }
 
     def values(self) -> dict[str, Any]:
         return {
@@ -217,7 +253,9 @@ class CallbackParts(TextPart):
 
     def set_values(self, values: dict[str, Any]) -> None:
         for number, callback in enumerate(self._callbacks):
-            vars(callback).update(values.get(str(number), {}))
+            kept = self._objects.get(str(number), set())
+            found = values.get(str(number), {})
+            vars(callback).update({name: found[name] for name in found.keys() - kept})
 
     @property
     def _callbacks(self) -> list[Any]:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from taskd.errors import SettingsError
@@ -31,9 +30,11 @@ from taskd.integrations.trainer_state import (  # noqa: E402
     AttributesPart,
     CallbackParts,
     HistoryPart,
+    PositionPart,
     RankPart,
     SharedPart,
 )
+from taskd.integrations.transformers_checks import check, check_prepared  # noqa: E402
 from taskd.torch.loop.framework_loop import FrameworkLoop  # noqa: E402
 
 log = logging.getLogger(__name__)
@@ -84,12 +85,16 @@ class TrainerMixin:
         self._captured: list[dict[str, Any]] | None = None
         """What is logged in a section: it is logged when the section is complete."""
         self._in_section = False
-        self._epochs_begun = 0
+        self._has_begun = False
+        """This process has begun a step."""
+        self._joins_late: bool = False
+        """The training had begun on the other ranks when this process joined them."""
+        self._epochs_begun = self._first_epoch = 0
         super().__init__(*args, **kwargs)
         self._job = process_group.job()
         this: Any = self
         this.callback_handler = StepCallbacks(self, this.callback_handler)
-        _check(self)
+        check(self)
 
     # The set-up
 
@@ -103,16 +108,18 @@ class TrainerMixin:
     def _prepare_for_training(self: Any, max_steps: int, loader: Any, resume: Any) -> Any:
         _forget_evaluation(self)
         model, loader = super()._prepare_for_training(max_steps, loader, resume)  # type: ignore[misc]
-        _check_prepared(self, model)
+        check_prepared(self, model)
         transformers.set_seed(self.args.seed)  # so that a replacement has the same seeds
         shared = self._shared = SharedPart(self, max_steps)
+        self._position = PositionPart(self)
         self._rank_part = RankPart(self)
         self._attributes = AttributesPart(self, self.protected_attributes)
-        callbacks = CallbackParts(
+        callbacks = self._callback_parts = CallbackParts(
             self, left_out=(ProgressCallback,)
         )  # a bar belongs to its process
         self._parts = {
             "trainer": self._shared,
+            "trainer_position": self._position,
             "trainer_rank": self._rank_part,
             "trainer_history": HistoryPart(self),
             "trainer_callbacks": callbacks,
@@ -126,32 +133,54 @@ class TrainerMixin:
             scheduler=self.lr_scheduler,
             **self._parts,
         )
-        self._loop = self._job.framework_loop(loader, lambda: shared.total, self.state.global_step)
+        self._start = self.state.global_step
+        self._loop = self._job.framework_loop(loader, lambda: shared.total, self._start)
+        self._received_epoch = shared.epoch
+        self._joins_late = self._loop.has_joined_late or shared.epoch >= 0
         self._received = {name: part.state_dict() for name, part in self._parts.items()}
         self._received["trainer_callbacks"] = callbacks.loaded
         return model, loader
 
+    def _init_training_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
+        self._epochs_begun = self._first_epoch = found[0]
+        return found
+
     def _resume(self: Any, control: Any) -> Any:
         """The loop has set its sums to 0: in a replacement, bring back those of its predecessor."""
         self.control = control
-        if self._loop is not None and self._loop.has_joined_late:
-            for name, part in self._parts.items():
-                part.load_state_dict(self._received[name])
+        if self._loop is not None:
+            self._callback_parts.notice_objects()
+        if self._joins_late:
+            self._bring_back()
             log.info("continuing at step %d with the other ranks", self.state.global_step)
         return self.control
 
+    def _bring_back(self: Any) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(self._received[name])
+
     def _evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._loop is not None and self._loop.has_joined_late and not self._epochs_begun:
-            return {}  # eval_on_start: the predecessor has done it
-        return super()._evaluate(*args, **kwargs)  # type: ignore[misc]
+        plain = super()._evaluate  # type: ignore[misc]
+        if not self._joins_late or self._epochs_begun > self._first_epoch:
+            return plain(*args, **kwargs)
+        # eval_on_start: the predecessor has done it. It counts as a section of the first turn.
+        if self._loop.step is not None and int(self._loop.step) == self._start:
+            self._captured = []
+            try:
+                plain(*args, **kwargs)
+            finally:
+                self._captured = None
+            self._bring_back()
+        return {}
 
     # The loop
 
     def _is_past_epoch(self: Any) -> bool:
         """Whether the epoch that begins has begun in the predecessor already."""
         self._epochs_begun += 1
-        late: bool = self._loop is not None and self._loop.has_joined_late
-        return late and self._epochs_begun - 1 <= self._shared.epoch
+        is_past: bool = self._epochs_begun - 1 <= self._received_epoch
+        return self._joins_late and is_past
 
     def _run_epoch(self: Any, **kw: Any) -> None:
         loop, shared, per_step = self._loop, self._shared, self.args.gradient_accumulation_steps
@@ -203,6 +232,9 @@ class TrainerMixin:
             return super().get_batch_samples(iterator, count, device)  # type: ignore[misc]
         if self.state.global_step > loop.step:
             loop.begin_turn()
+        elif not self._has_begun:
+            loop.record_turn()
+        self._has_begun = True
         done = self.state.global_step - self._shared.epoch_start
         first = self._first_batch + done * self.args.gradient_accumulation_steps
         given = loop.begin_attempt(list(range(first, first + count)))
@@ -210,7 +242,6 @@ class TrainerMixin:
 
     def _commit_step(self: Any) -> None:
         if self._loop is not None:
-            self._shared.notice_configured()
             self._loop.commit()
 
     def _load_rng_state(self, checkpoint: Any) -> None:
@@ -219,13 +250,14 @@ class TrainerMixin:
     def _get_grad_norm(self: Any, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)  # type: ignore[misc]
         if self._loop is not None:
+            self._shared.notice_configured()
             self._shared.grad_norm = norm.item() if isinstance(norm, torch.Tensor) else norm
         return norm
 
     def _get_learning_rate(self: Any) -> Any:
         rate = super()._get_learning_rate()  # type: ignore[misc]
         if self._loop is not None and self._loop.is_open:
-            self._shared.learning_rate = rate
+            self._position.learning_rate = rate
         return rate
 
     # Between steps
@@ -233,9 +265,8 @@ class TrainerMixin:
     def _maybe_log_save_evaluate(
         self: Any, loss: Any, norm: Any, *args: Any, learning_rate: Any = None
     ) -> None:
-        shared = self._shared
-        norm = shared.grad_norm if norm is None else norm
-        rate = shared.learning_rate if learning_rate is None else learning_rate
+        norm = self._shared.grad_norm if norm is None else norm
+        rate = self._position.learning_rate if learning_rate is None else learning_rate
         plain = super()._maybe_log_save_evaluate  # type: ignore[misc]
 
         def gather() -> None:
@@ -337,23 +368,6 @@ class Seq2SeqTrainer(TrainerMixin, transformers.Seq2SeqTrainer):  # type: ignore
     """`transformers.Seq2SeqTrainer`, in the same way."""
 
 
-def _check(trainer: Any) -> None:
-    """Refuse what could not be repeated exactly."""
-    args = trainer.args
-    problems = [
-        text
-        for is_set, text in (
-            (args.auto_find_batch_size, "auto_find_batch_size changes the batches of a step"),
-            (args.ignore_data_skip, "with ignore_data_skip a step would be repeated on other data"),
-            (trainer.is_deepspeed_enabled, "DeepSpeed keeps its state outside of the optimizer"),
-            (trainer.is_fsdp_enabled, "FSDP was never tried: accelerate shards on GPUs only"),
-        )
-        if is_set
-    ]
-    if problems:
-        raise SettingsError([f"taskd.integrations.transformers: {text}" for text in problems])
-
-
 TIMES = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
@@ -379,18 +393,3 @@ def _forget_evaluation(trainer: Any) -> None:
     """
     if trainer.args.world_size > 1:
         vars(trainer.model).pop("_is_accelerate_prepared", None)
-
-
-def _check_prepared(trainer: Any, model: Any) -> None:
-    """Refuse what is known only when the training begins."""
-    problems = []
-    if trainer.args.world_size > 1 and not isinstance(model, DistributedDataParallel):
-        problems.append(f"{type(model).__name__} is not wrapped in DDP: ranks would train apart")
-    if type(trainer.lr_scheduler).__name__ in ("ReduceLROnPlateau", "GreedyLR"):
-        problems.append(
-            f"{type(trainer.lr_scheduler).__name__} changes the learning rate between steps"
-        )
-    if trainer.args.max_steps > 0 and not hasattr(trainer.train_dataset, "__len__"):
-        problems.append("the training dataset has no length")
-    if problems:
-        raise SettingsError([f"taskd.integrations.transformers: {text}" for text in problems])

@@ -113,6 +113,25 @@ def changed_between_steps(args: dict[str, Any]) -> None:
     finish(args, {"totals": totals, "weights": [one.detach().clone() for one in weights]})
 
 
+def sharded_objects(args: dict[str, Any]) -> None:
+    """FSDP2, with a loader of each rank."""
+    seed(1234)
+    job = taskd.init()
+    net: Any = nn.Linear(WIDTH, CLASSES)
+    fully_shard(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    data = Draws(job.rank)
+    job.protect(model=net, optimizer=optimizer, data=data)
+    for step in job.steps(args["steps"]):
+        with step:
+            inject_fault(args, step, "in forward")
+            torch.autograd.backward(net(data.batch()).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    weights = [one.to_local().detach().clone() for one in net.parameters()]
+    finish(args, {"weights": weights, "data": data.state_dict()})
+
+
 def own_objects(args: dict[str, Any]) -> None:
     """DDP, with a loader of each rank, read inside or outside of the step, and its losses."""
     seed(1234)
@@ -147,8 +166,9 @@ def drifting(args: dict[str, Any]) -> None:
     net.register_buffer("queue", torch.zeros(4))
     model = DDP(net, broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    bad = Bad()
-    job.protect(model=model, optimizer=optimizer, bad=bad if args["drift"] == "part" else None)
+    bad = Bad() if args["drift"] == "part" else None
+    own = Draws(job.rank) if args["has_own"] else None
+    job.protect(model=model, optimizer=optimizer, bad=bad, own=own)
     for step in job.steps(args["steps"]):
         for attempt in step:
             with attempt:
@@ -163,7 +183,7 @@ def drifting(args: dict[str, Any]) -> None:
                 if is_drifting and args["drift"] == "weights":
                     with torch.no_grad():
                         net[0].weight.add_(0.01)  # type: ignore[operator]
-                if is_drifting and args["drift"] == "part":
+                if is_drifting and bad is not None:
                     bad.count += 1
                 inject_fault(args, step, "after the update")
     finish(args, digest(net, optimizer))

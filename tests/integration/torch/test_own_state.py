@@ -103,7 +103,13 @@ def test_buffers_that_are_not_exchanged_come_back_to_their_rank(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "script", [own_state.experts, own_state.own_objects, own_state.accumulated]
+    "script",
+    [
+        own_state.experts,
+        own_state.own_objects,
+        own_state.accumulated,
+        own_state.sharded_objects,
+    ],
 )
 def test_emergency_checkpoint_has_the_state_of_every_rank(tmp_path: Path, script: Script) -> None:
     calm = ends(run(tmp_path / "calm", script, steps=STEPS))
@@ -137,22 +143,31 @@ def test_gradients_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drift", "size", "drifter", "kill"),
+    ("drift", "size", "drifter", "kill", "has_own"),
     [
-        ("weights", 2, 0, (1, 0, 7, "in forward")),
-        ("weights", 3, 1, (1, 0, 7, "in forward")),
-        ("weights", 3, 2, (1, 0, 7, "in forward")),
-        ("buffers", 2, 1, (1, 0, 7, "after backward")),
-        ("part", 2, 0, (1, 0, 5, "after the update")),
+        ("weights", 2, 0, (1, 0, 7, "in forward"), False),
+        ("weights", 3, 1, (1, 0, 7, "in forward"), False),
+        ("weights", 3, 2, (1, 0, 7, "in forward"), False),
+        ("buffers", 2, 1, (1, 0, 7, "after backward"), False),
+        ("part", 2, 0, (1, 0, 5, "after the update"), False),
+        ("part", 2, 0, (1, 0, 5, "after the update"), True),
     ],
 )
 def test_state_that_has_become_different_is_not_given_to_a_replacement(
-    tmp_path: Path, drift: str, size: int, drifter: int, kill: tuple[int, int, int, str]
+    tmp_path: Path,
+    drift: str,
+    size: int,
+    drifter: int,
+    kill: tuple[int, int, int, str],
+    has_own: bool,
 ) -> None:
-    """The manager then restarts all ranks from the script's checkpoint."""
+    """The manager then restarts all ranks from the script's checkpoint.
+
+    `has_own`: the ranks make copies of another part, of which each has its own.
+    """
     with pytest.raises(AssertionError, match="Impossible") as refused:
         run(
             tmp_path / "run", own_state.drifting, steps=STEPS, size=size, ranks_per_node=size,
-            drift=drift, drifter=drifter, kills=[kill],
+            drift=drift, drifter=drifter, has_own=has_own, kills=[kill],
         )  # fmt: skip
     assert "become different since the ranks last compared" in str(refused.value)

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from taskd.integrations.trainer_state import CallbackParts, HistoryPart, RankPart, SharedPart
+from taskd.integrations.trainer_state import (
+    CallbackParts,
+    HistoryPart,
+    PositionPart,
+    RankPart,
+    SharedPart,
+)
 
 
 class Control:
@@ -50,7 +56,7 @@ def test_state_goes_to_another_trainer() -> None:
     here._tr_loss, here._total_loss_scalar = torch.tensor(0.1) * 3, 2.5
     here.state.log_history.append({"loss": 0.1})
     here.callback_handler.callbacks[0].count = 4
-    for kind in (RankPart, HistoryPart, CallbackParts):
+    for kind in (PositionPart, RankPart, HistoryPart, CallbackParts):
         kind(there).load_state_dict(kind(here).state_dict())
     shared = SharedPart(there, 30)
     shared.load_state_dict(SharedPart(here, 6).state_dict())
@@ -85,6 +91,18 @@ def test_log_keeps_its_list() -> None:
     assert here.state.log_history is history
 
 
+def test_log_that_has_become_empty_again_is_an_empty_text() -> None:
+    here = trainer()
+    part, history = HistoryPart(here), here.state.log_history
+    before = part.state_dict()
+    history.append({"loss": 0.1})
+    after = part.state_dict()
+    part.load_state_dict(before)
+    assert part.state_dict() == before
+    part.load_state_dict(after)
+    assert history == [{"loss": 0.1}]
+
+
 def test_log_that_grows_is_the_same_text_as_when_it_is_encoded_at_once() -> None:
     here = trainer()
     part, history = HistoryPart(here), here.state.log_history
@@ -115,6 +133,20 @@ def test_object_that_a_callback_opens_in_a_replacement_is_kept() -> None:
     late.bar = opened  # as in on_train_begin
     part.load_state_dict(part.loaded)
     assert late.bar is opened
+
+
+def test_state_from_before_the_training_leaves_what_it_has_opened() -> None:
+    """A rank can go back to its own copy of the first step."""
+    here = trainer()
+    callback = here.callback_handler.callbacks[0]
+    callback.bar = None
+    part = CallbackParts(here)
+    before = part.state_dict()
+    callback.bar, callback.count = object(), 1
+    part.notice_objects()
+    part.load_state_dict(before)
+    assert callback.bar is not None
+    assert callback.count == 0
 
 
 def test_callback_that_is_left_out_keeps_its_values() -> None:

@@ -57,6 +57,7 @@ class CheckpointOrder:
     shards: dict[str, str] = field(default_factory=dict)
     """The shard of each rank, if these are in files of their own."""
     size: int = 0
+    parts_of: list[str] = field(default_factory=list)
     """As in `CheckpointInfo`."""
 
     @property
@@ -190,6 +191,7 @@ class CheckpointCopies:
             shard,
             {str(rank): name for rank, name in divided.items()},
             len(agreement.shards) if rank_files.names(agreement, step) else 0,
+            rank_files.sharded_names(agreement),
         )
         self._thread = threading.Thread(
             target=self._copy, args=(order, images), name="taskd-checkpoint", daemon=True

@@ -143,6 +143,10 @@ class CheckpointWriter:
                 }
                 state = CopiedState(order.layout, keyed, parts)
                 plan, results = _write_tensors(order, path, state)
+                if order.shard in order.parts_of:
+                    content = rank_files.sealed_parts(order.shard, order.step, parts)
+                    name = rank_files.file_name(rank_files.parts_of(order.shard))
+                    emergency_checkpoint.write_file(path / name, content)
                 if order.rank == order.parts.first:
                     plain = {name: manifest.plain[name] for name in ("optimizer", "scalers")}
                     plain |= {"parts": parts, OBJECTS: order.layout.objects}
@@ -196,6 +200,7 @@ class CheckpointWriter:
             shards=order.shards,
             models={str(rank): part[2] for rank, part in parts.items()} if order.shards else {},
             own=order.parts.own,
+            parts_of=order.parts_of,
         )
         emergency_checkpoint.write_info(path, info)
         for name in (*map(part_file, order.parts.writers), COMPLETING):

@@ -38,7 +38,7 @@ from taskd.runtime.files.private_files import (
 )
 from taskd.torch.copies.snapshots import LocalState
 from taskd.torch.groups import sealed_objects
-from taskd.torch.state import pieces, rank_files, transfer
+from taskd.torch.state import pieces, rank_files, sharded, transfer
 from taskd.torch.state.orphaned_shards import CheckpointFailed, read_orphans
 from taskd.torch.state.protected import Protected
 from taskd.torch.state.sealed import BadState, checkpoint_key, seal, sign, unseal
@@ -70,6 +70,8 @@ class CheckpointInfo:
     """As `model`, for each rank that has written its own shard."""
     own: bool = False
     """What only one rank had is in such files."""
+    parts_of: list[str] = field(default_factory=list)
+    """The shards of distributed tensors whose parts are in such files."""
 
     @property
     def place(self) -> str:
@@ -105,6 +107,7 @@ def save(mine: LocalState, step: int, incident: int, directory: str) -> Path:
                 planner = SurvivorPlanner(mine.protected, has_step, orphans)
             state_dict_saver.save(content, checkpoint_id=folder, planner=planner)
             rank_files.write(mine, has_step, step, incident, folder)
+            rank_files.write_parts(mine, has_step, step, incident, folder)
             if not shards and dist.get_rank() == holders[0]:
                 parts = mine.protected.parts_to_resume(step)
                 plain = {**pieces.plain_state(mine.protected, parts), OBJECTS: objects}
@@ -122,6 +125,7 @@ def save(mine: LocalState, step: int, incident: int, directory: str) -> Path:
                     shards={str(rank): name for rank, name in shards.items()},
                     models=models,
                     own=agreement is not None and 0 <= agreement.own_since <= step,
+                    parts_of=rank_files.sharded_names(agreement),
                 )
                 write_info(folder, info)
             dist.barrier()
@@ -215,6 +219,8 @@ def _load(protected: Protected, folder: Path) -> None:
         return
     content, _ = content_of(protected)
     plain = unseal((folder / PLAIN_FILE).read_bytes(), plain_place(step), checkpoint_key())
+    if (shard := sharded.describe(protected)[0]) in info.parts_of:
+        plain["parts"] |= rank_files.read_parts(folder, shard, step)
     if info.own:  # those of the rank that has written the file may not even fit
         own = rank_files.part_names(folder, own_name(rank), step)
         plain["parts"] = {name: one for name, one in plain["parts"].items() if name not in own}

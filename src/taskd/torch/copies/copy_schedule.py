@@ -146,6 +146,12 @@ class CopySchedule:
             self._buddy.distrust(ranks)
             self.snapshots.distrust(ranks, after)
 
+    def forget_own(self, step: int) -> None:
+        """What only one rank has, as of this step or later, is not complete in its copies."""
+        if self.snapshots is not None:
+            self.snapshots.wait()
+            self.snapshots.forget_own(step)
+
     def choose_buddy(self, rendezvous: Rendezvous, ranks: Sequence[int]) -> None:
         """Choose the rank that keeps our second copies from now on."""
         if self._buddy is None or self._never_leaves:

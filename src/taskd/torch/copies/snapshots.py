@@ -148,6 +148,12 @@ class Snapshots:
             if one.step > after and _maker(one.path) in ranks:
                 invalidate(one.path)
 
+    def forget_own(self, step: int) -> None:
+        """Copies of what only one rank has, of that step or later, lack something."""
+        for one in self._all():
+            if one.step >= step and one.shard == own_name(_maker(one.path)):
+                invalidate(one.path)
+
     def _copy(self, path: Path, shard: str, step: int, image: StateImage) -> None:
         started = monotonic()
         try:

@@ -47,8 +47,8 @@ class FrameworkLoop:
         self.is_pending = False
         """The present step is committed, and the code after it has not run in this process."""
         self.begin_turn()
-        self.has_joined_late = self.step is None or int(self.step) > start
-        """This process has joined a job that was beyond its first step."""
+        self.has_joined_late = self.step is None or context.step > start
+        """This process has joined a job that has committed a step already."""
         self.is_pending = self.step is not None and self._context.step > self.step
 
     @property
@@ -82,6 +82,10 @@ class FrameworkLoop:
         if self._feed is not None:
             for number in batches:
                 self._feed.begin_attempt(number)
+        if not self._context.values.can_restore:
+            # No attempt sets variables of a script. Without this a rank that is lost in its first
+            # update would be replaced by one that leaves out the code after that step.
+            self._context.values.save(step, {})
         self._cycle.begin()
         self._is_open = True
         return given

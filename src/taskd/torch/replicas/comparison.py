@@ -48,9 +48,9 @@ def may_differ(part: object) -> bool:
     """Whether the part may come to differ at any time.
 
     What a scheduler of the learning rate does follows from the number of the step, unless it is
-    given a measurement.
+    given a measurement. Parts of an adapter can say the same by `follows_from_step`.
     """
-    if isinstance(part, OptimizerOptions):
+    if isinstance(part, OptimizerOptions) or getattr(part, "follows_from_step", False):
         return False
     if isinstance(part, LoopVariables):
         return part.may_differ
@@ -252,6 +252,8 @@ class Comparison:
         if before is None or after is None:
             return
         self.adopt(after)
+        if after.own_parts != before.own_parts or after.buffers_since != before.buffers_since:
+            self._context.copies.forget_own(resume)  # they lack what now counts as such
         raise NotReplicas(state_evidence.explain(before, after))
 
     def adopt(self, agreement: Agreement) -> None:

@@ -8,10 +8,11 @@ the same size. All survivors call `write` together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,7 +50,16 @@ def names(agreement: Agreement | None, step: int) -> list[str]:
 
 def write(mine: LocalState, has_step: bool, step: int, incident: int, folder: Path) -> None:
     """Write what this rank was chosen for, once for the whole job."""
-    needed = names(mine.protected.agreement, step)
+    for name, how in _chosen(mine, has_step, step, names(mine.protected.agreement, step)):
+        content = _content(mine, name, step, incident, from_copy=how == COPIED)
+        sealed = seal(content, place(name, step), checkpoint_key())
+        (folder / file_name(name)).write_bytes(sealed)
+
+
+def _chosen(
+    mine: LocalState, has_step: bool, step: int, needed: list[str]
+) -> Iterator[tuple[str, int]]:
+    """What of it this rank is to write, and from where."""
     if not needed:
         return
     offers = sealed_objects.all_gather((mine.rank, _offers(mine, has_step, step, needed)))
@@ -59,9 +69,44 @@ def write(mine: LocalState, has_step: bool, step: int, incident: int, folder: Pa
             raise CheckpointFailed(f"no survivor has step {step} of {name}")
         how, writer = min(able)
         if writer == mine.rank:
-            content = _content(mine, name, step, incident, from_copy=how == COPIED)
-            sealed = seal(content, place(name, step), checkpoint_key())
-            (folder / file_name(name)).write_bytes(sealed)
+            yield name, how
+
+
+def sharded_names(agreement: Agreement | None) -> list[str]:
+    """The shards of distributed tensors: the ranks that hold them may differ in their parts, too.
+
+    The tensors are in DCP's files, which a job of any size can load, and the parts of each shard in
+    one of ours. Where a job of another size has other shards, it begins with those of the first.
+    """
+    if agreement is None or agreement.is_divided:
+        return []
+    return sorted({*agreement.shards.values()} - {""})
+
+
+def write_parts(mine: LocalState, has_step: bool, step: int, incident: int, folder: Path) -> None:
+    """Write the parts of the shards that this rank was chosen for."""
+    for shard, how in _chosen(mine, has_step, step, sharded_names(mine.protected.agreement)):
+        if how == COPIED:
+            plain = _content(mine, shard, step, incident, from_copy=True)[0].plain
+            parts = plain["parts"] | plain["turn"]
+        else:
+            parts = mine.protected.parts_to_resume(step)
+        (folder / file_name(parts_of(shard))).write_bytes(sealed_parts(shard, step, parts))
+
+
+def sealed_parts(shard: str, step: int, parts: dict[str, Any]) -> bytes:
+    return seal(parts, place(parts_of(shard), step), checkpoint_key())
+
+
+def read_parts(folder: Path, shard: str, step: int) -> dict[str, Any]:
+    """The parts of one shard: raises OSError or BadState."""
+    data = (folder / file_name(parts_of(shard))).read_bytes()
+    parts: dict[str, Any] = unseal(data, place(parts_of(shard), step), checkpoint_key())
+    return parts
+
+
+def parts_of(shard: str) -> str:
+    return f"parts of {shard}"
 
 
 def read(protected: Protected, folder: Path, name: str, step: int) -> None:
