@@ -45,35 +45,56 @@ CONNECTOR = (
 """Attributes of Lightning's logger connector."""
 
 
-class LoopPart:
-    """The position in all loops, and the switches of the trainer."""
+class PositionPart:
+    """The position in all loops. It follows from the number of the step, and changes after the
+    optimizer's update."""
 
-    def __init__(self, trainer: Any, total: int) -> None:
-        """`total`: the number of batches of the training, if nothing ends it early."""
-        self._trainer, self.total = trainer, total
+    follows_from_step = True
+
+    def __init__(self, trainer: Any) -> None:
+        self._loop = trainer.fit_loop
         self._counters = list(_counters(trainer.fit_loop))
         self.has_begun = False
         """A batch of this training has begun: Lightning is inside of an epoch from then on."""
 
     def state_dict(self) -> dict[str, Any]:
-        trainer, loop = self._trainer, self._trainer.fit_loop
         return {
-            "total": self.total,
             "has_begun": self.has_begun,
             "progress": [values[name] for values, name in self._counters],
-            "stepped": loop.epoch_loop._batches_that_stepped,
-            "evaluated": loop.epoch_loop.val_loop._has_run,
+            "stepped": self._loop.epoch_loop._batches_that_stepped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.has_begun = state["has_begun"]
+        for (values, name), value in zip(self._counters, state["progress"], strict=True):
+            values[name] = value
+        self._loop.epoch_loop._batches_that_stepped = state["stepped"]
+
+
+class SwitchPart:
+    """What callbacks and validations decide for the trainer.
+
+    Nothing in it changes after the optimizer's update: what a lost rank has made of it then would
+    not be known (`core/worker/state_evidence.py`).
+    """
+
+    def __init__(self, trainer: Any, total: int) -> None:
+        """`total`: the number of batches of the training, if nothing ends it early."""
+        self._trainer, self.total = trainer, total
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "total": self.total,
+            "evaluated": trainer.fit_loop.epoch_loop.val_loop._has_run,
             "should_stop": trainer.should_stop,
             "accumulated": trainer.accumulate_grad_batches,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        trainer, loop = self._trainer, self._trainer.fit_loop
-        self.total, self.has_begun = state["total"], state["has_begun"]
-        for (values, name), value in zip(self._counters, state["progress"], strict=True):
-            values[name] = value
-        loop.epoch_loop._batches_that_stepped = state["stepped"]
-        loop.epoch_loop.val_loop._has_run = state["evaluated"]
+        trainer = self._trainer
+        self.total = state["total"]
+        trainer.fit_loop.epoch_loop.val_loop._has_run = state["evaluated"]
         trainer.should_stop = state["should_stop"]
         trainer.accumulate_grad_batches = state["accumulated"]
 

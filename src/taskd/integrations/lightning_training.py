@@ -20,9 +20,10 @@ from taskd.integrations.lightning_state import (
     AttributesPart,
     ContinuedWriter,
     CsvPart,
-    LoopPart,
     MetricsPart,
+    PositionPart,
     ResultsPart,
+    SwitchPart,
 )
 from taskd.torch.groups import sealed_objects
 from taskd.torch.job import Job
@@ -124,7 +125,8 @@ class Training:
         # A progress bar belongs to its process.
         left_out = CommitStep, ProgressBar
         others = [one for one in trainer.callbacks if not isinstance(one, left_out)]
-        self.results, self._loops = ResultsPart(trainer), LoopPart(trainer, _total(trainer))
+        self.results, self._position = ResultsPart(trainer), PositionPart(trainer)
+        self._switches = SwitchPart(trainer, _total(trainer))
         self._csv = CsvPart(trainer.loggers)
         schedulers = {
             f"scheduler_{number}": config.scheduler
@@ -134,7 +136,8 @@ class Training:
             model=trainer.strategy.model,
             optimizer=trainer.optimizers,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
-            trainer_loops=self._loops,
+            trainer_position=self._position,
+            trainer_switches=self._switches,
             trainer_results=self.results,
             trainer_metrics=MetricsPart(module),
             trainer_csv=self._csv,
@@ -145,13 +148,13 @@ class Training:
         loader = fit_loop._combined_loader.flattened[0].loader
         self._epoch_length = len(loader)
         done = fit_loop.epoch_loop.batch_progress.total.processed
-        self.loop = job.framework_loop(loader, lambda: self._loops.total, done)
+        self.loop = job.framework_loop(loader, lambda: self._switches.total, done)
         if self.loop.has_joined_late:
             if self.is_replacement:
                 self._csv.cut()
             else:
                 self._csv.begin_files()
-        if self._loops.has_begun:
+        if self._position.has_begun:
             fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
             fit_loop.epoch_loop.has_joined = True
             log.info("continuing at batch %d with the other ranks", job.step)
@@ -160,7 +163,7 @@ class Training:
     def finish(self) -> None:
         """Lightning has left its loop, after the last batch or because it was told to stop."""
         if self.loop is not None:
-            self._loops.total = self._job.step
+            self._switches.total = self._job.step
             self.loop.finish()
 
     @property
@@ -181,8 +184,8 @@ class Training:
         else:
             if loop.step is not None and self._job.step > loop.step:
                 loop.begin_turn()
-            if not self._loops.has_begun:
-                self._loops.has_begun = True
+            if not self._position.has_begun:
+                self._position.has_begun = True
                 loop.record_turn()
             self.results.lines = []
             self._batch = loop.begin_attempt([number])
