@@ -24,7 +24,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     job.protect(model=model, optimizer=optimizer)
     incarnation = os.environ["TASKD_INCARNATION"]
-    first = True
+    reported = 0
     for step in job.steps(14):
         began = time.monotonic()
         for attempt in step:
@@ -36,7 +36,7 @@ def main() -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 torch.autograd.backward(loss)
                 optimizer.step()
-        if first:
+        if reported != os.getpid():  # a replacement has the variables of its predecessor
             from torch._dynamo.utils import counters
 
             found = counters["inductor"]
@@ -44,7 +44,7 @@ def main() -> None:
             hits, misses = found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]
             text = f"first {job.rank} {incarnation} hits {hits} misses {misses} took {took:.3f}\n"
             sys.stdout.write(text)
-            first = False
+            reported = os.getpid()
     whole = torch.cat([value.flatten() for value in net.state_dict().values()])
     sys.stdout.write(f"end {hashlib.sha256(whole.numpy().tobytes()).hexdigest()}\n")
 

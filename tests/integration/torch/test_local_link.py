@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from torch.distributed import TCPStore
@@ -87,12 +88,13 @@ print("connected" if connection else "not local")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of the node, in shared memory."""
-    folder = tmp_path / "node"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setattr(state_link, "local_folder", lambda: folder)
-    return folder
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of the node, in shared memory. Its path is short enough for the address of a socket."""
+    with TemporaryDirectory() as short:
+        folder = Path(short) / "node"
+        folder.mkdir(mode=0o700)
+        monkeypatch.setattr(state_link, "local_folder", lambda: folder)
+        yield folder
 
 
 @pytest.fixture
@@ -429,7 +431,7 @@ def test_peer_that_was_killed_is_not_waited_for(store: TCPStore, folder: Path) -
         with process(LISTENER, path, 0, "runs"):
             pass
         assert not got_locally(meet(store))
-        path.unlink()
+        path.unlink(missing_ok=True)  # the sender, which has ended, removes it as well
 
 
 @pytest.mark.parametrize("what", ["open", "of another user", "a link", "missing"])
