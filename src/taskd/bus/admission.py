@@ -21,7 +21,6 @@ from taskd.model.ids import Position
 from taskd.runtime.clock import Clock, monotonic
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.runtime.limits.refused_callers import RefusedCallers
-from taskd.runtime.limits.unproven_connections import UnprovenConnections
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +53,16 @@ class Admission:
         self._filled_at = clock()
         self._logged = Buckets(LOG_RATE, LOGGED_HOSTS, clock)
         self.refused = RefusedCallers(clock)
-        self.unproven = UnprovenConnections()
 
     async def admit_caller(self, context: Context) -> None:
         """The same before the request is read, for the position that its metadata names."""
         if self._checks:
             await self._check(context, claimed_position(_metadata(context)))
-        self.unproven.proved(context.peer())
 
     async def admit(self, context: Context, claimed: Position | None) -> None:
         """Return, or end the call with a gRPC status that says why it was refused."""
         if self._checks:
             await self._check(context, claimed)  # strangers must not use up the rate of members
-        self.unproven.proved(context.peer())
         if not self._take_one():
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {self._rate} calls per second"

@@ -248,8 +248,6 @@ class Bus:
         self._server = server
         self._watches.append(asyncio.create_task(connection_limit.watch()))
         self._watches.append(asyncio.create_task(admission.refused.watch(self.port)))
-        watch = admission.unproven.watch(self.port, admission.refused)
-        self._watches.append(asyncio.create_task(watch))
         if config.token_file:
             self._watches.append(asyncio.create_task(self._end_revoked_streams(job_secrets)))
 

@@ -25,10 +25,7 @@ EOF: object = aio.EOF  # type: ignore[attr-defined]
 SMALL_BUFFERS = (
     # A fixed window of 64 KiB per call, instead of one that grows to megabytes.
     ("grpc.http2.bdp_probe", 0),
-    # gRPC parses what it has read, also if the connection was closed in the meantime.
-    ("grpc.experimental.tcp_max_read_chunk_size", 4 << 10),
-    # A peer that does not confirm our limits is disconnected.
-    ("grpc.http2.settings_timeout", 10_000),
+    ("grpc.experimental.tcp_max_read_chunk_size", 64 << 10),
 )
 """Options of a server: what gRPC holds for a caller before anything of its request is read."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -103,7 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
     for handler in logging.getLogger().handlers:
         handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     raise_fd_limit()
-    gc.freeze()  # a collection in a flood need not look at what has been imported
     return asyncio.run(_serve(_config(arguments)))
 
 

@@ -29,7 +29,6 @@ from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.runtime.limits.refused_callers import RefusedCallers
-from taskd.runtime.limits.unproven_connections import UnprovenConnections
 from taskd.wire._pb import (
     config_pb2,
     control_pb2,
@@ -158,7 +157,6 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._logged = Buckets(LOG_RATE, KEYS, clock)
         self._slots = ReadingSlots(self._reader)
         self.refused = RefusedCallers(clock)
-        self.unproven = UnprovenConnections()
         self._guarded: dict[str, Any] = {}
         self._flood = refusing(self.refused.note_flood, TOO_MANY[0], "too much metadata")
         unknown = grpc.StatusCode.UNIMPLEMENTED
@@ -271,7 +269,6 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         """Before anything of the request is read."""
         caller = self._caller(context)
         if caller is not None and (caller.operator or method not in OPERATOR_METHODS):
-            self.unproven.proved(context.peer())
             return
         self.refused.note(context.peer())
         if not self._unknown_callers.take(host_of(context)):

@@ -232,8 +232,6 @@ async def serve(config: ServerConfig, given: Journal | None = None) -> AsyncIter
         stack.push_async_callback(_stop, server, jobs, (trace, *streams))
         stack.callback(asyncio.create_task(connection_limit.watch()).cancel)
         stack.callback(asyncio.create_task(guard.refused.watch(port)).cancel)
-        watch = guard.unproven.watch(port, guard.refused)
-        stack.callback(asyncio.create_task(watch).cancel)
         if config.metrics:
             collect = partial(cluster_metrics.metrics, jobs, cluster)
             await stack.enter_async_context(metrics.serve(config.metrics, collect))

@@ -8,7 +8,6 @@ its next incarnation rebuilds its view from agents, workers and clusterd.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from contextlib import AsyncExitStack
@@ -51,7 +50,6 @@ NOT_LEADING = 3
 
 def serve(config: ManagerConfig) -> int:
     """Raises SettingsError when it cannot listen; otherwise returns the job's exit code."""
-    gc.freeze()  # a collection in a flood need not look at what has been imported
     return asyncio.run(run(config))
 
 

@@ -7,7 +7,6 @@ a server runs out of descriptors, an address with more than its share loses its 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import resource
@@ -15,7 +14,6 @@ import socket
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
@@ -24,9 +22,6 @@ PRESSURE, SHARE = 2 / 3, 1 / 3
 """Of all descriptors: from how many in use on, and how many one address may keep then."""
 INTERVAL_S = 0.5
 DESCRIPTORS = "/proc/self/fd"
-SOCKADDR_BYTES = 16
-"""Zeros are an address of no family: Linux then resets the connection and discards its buffers."""
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +56,10 @@ async def watch() -> None:
 
 def enforce(limit: int) -> int:
     """Returns how many connections were closed."""
-    descriptors = open_descriptors(limit)
+    descriptors = _descriptors(limit)
     if len(descriptors) < limit * PRESSURE:
         return 0
-    closing = to_close(accepted_connections(descriptors), len(descriptors), limit)
+    closing = to_close(_connections(descriptors), len(descriptors), limit)
     for one in closing:
         _shut_down(one)
     if closing:
@@ -79,18 +74,15 @@ def enforce(limit: int) -> int:
     return len(closing)
 
 
-def open_descriptors(limit: int) -> Sequence[int]:
+def _descriptors(limit: int) -> Sequence[int]:
     try:
         return [int(name) for name in os.listdir(DESCRIPTORS)]
     except OSError:  # there is none left to read the folder with
         return range(limit)
 
 
-def accepted_connections(descriptors: Iterable[int], only: int = 0) -> list[Connection]:
-    """Those that peers have opened: their local port is one that this process listens on.
-
-    `only`: those of this port.
-    """
+def _connections(descriptors: Iterable[int]) -> list[Connection]:
+    """Those that peers have opened: their local port is one that this process listens on."""
     found: list[tuple[int, Connection]] = []
     ports = set()
     for fd, inode, one in _tcp_sockets(descriptors):
@@ -103,7 +95,7 @@ def accepted_connections(descriptors: Iterable[int], only: int = 0) -> list[Conn
                 found.append((port, Connection(fd, peer[0], inode, peer[1])))
         except OSError:
             continue  # it has been closed by its peer
-    return [one for port, one in found if port in ports and only in (0, port)]
+    return [one for port, one in found if port in ports]
 
 
 def _tcp_sockets(descriptors: Iterable[int]) -> Iterator[tuple[int, int, socket.socket]]:
@@ -123,27 +115,23 @@ def _tcp_sockets(descriptors: Iterable[int]) -> Iterator[tuple[int, int, socket.
             one.detach()
 
 
-def close_peers(peers: Set[tuple[str, int]], *, unread: bool = True) -> int:
-    """Close the connections of these peers, with or without what was not read yet.
-
-    Returns how many there were.
-    """
+def close_peers(peers: Set[tuple[str, int]]) -> int:
+    """Close the connections of these peers. Returns how many there were."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     found = [
         one
-        for one in accepted_connections(open_descriptors(limit))
+        for one in _connections(_descriptors(limit))
         if (one.address.removeprefix("::ffff:"), one.port) in peers
     ]
-    close = _shut_down if unread else reset
     for one in found:
-        close(one)
+        _shut_down(one)
     return len(found)
 
 
 def set_option(port: int, option: int, value: bytes) -> None:
     """Of the sockets that listen on this port. Raises OSError if the kernel does not have it."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    for _, _, one in _tcp_sockets(open_descriptors(limit)):
+    for _, _, one in _tcp_sockets(_descriptors(limit)):
         if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[1] == port:
             one.setsockopt(socket.SOL_SOCKET, option, value)
 
@@ -161,10 +149,3 @@ def _shut_down(connection: Connection) -> None:
         return
     finally:
         one.detach()
-
-
-def reset(connection: Connection) -> None:
-    """Also what has arrived and was not read yet is lost: its reader must not get it."""
-    with suppress(OSError):
-        if os.fstat(connection.fd).st_ino == connection.age:
-            _libc.connect(connection.fd, bytes(SOCKADDR_BYTES), SOCKADDR_BYTES)

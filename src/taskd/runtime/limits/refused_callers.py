@@ -13,7 +13,6 @@ import ipaddress
 import logging
 import math
 from collections import Counter
-from collections.abc import Set
 from contextlib import suppress
 from urllib.parse import unquote
 
@@ -67,15 +66,7 @@ class RefusedCallers:
         self._too_many.add(found[0])
         self._counted[found[0]] += FLOOD_CALLS
         self._flooded.set()
-        connection_limit.close_peers({(str(found[0]), found[1])}, unread=False)
-
-    def hold_off(self, addresses: Set[Address]) -> None:
-        """Connections of these have been closed, because they cost too much."""
-        for address in addresses:
-            self._too_many.add(address)
-            self._counted[address] += FLOOD_CALLS
-        self._noted.set()
-        self._flooded.set()
+        connection_limit.close_peers({(str(found[0]), found[1])})
 
     def due(self) -> tuple[set[Address], set[tuple[Address, int]]]:
         """At the end of a window: the addresses to hold off, and the connections to close."""
@@ -133,7 +124,7 @@ def address_of(peer: str) -> tuple[Address, int] | None:
     _, _, where = unquote(peer).partition(":")
     host, _, port = where.rpartition(":")
     try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+        address = ipaddress.ip_address(host.strip("[]"))
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         return mapped or address, int(port)
     except ValueError:
